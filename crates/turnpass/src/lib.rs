@@ -1,1 +1,22 @@
-//! placeholder
+//! The installed `claude` command-line program, signed in by the person who owns it, as a model provider for that
+//! person's own programs.
+//!
+//! # Layout
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`provider`], [`request`], [`event`], [`error`] | the boundary that hosts use |
+//! | [`conversation`] | messages, blocks, normaliser: pure |
+//! | [`secret`] | values that are never printed |
+
+pub mod conversation;
+pub mod error;
+pub mod event;
+pub mod provider;
+pub mod request;
+pub mod secret;
+
+pub use error::{Error, ErrorCode, Result};
+pub use event::{Done, Event};
+pub use provider::{Generation, Provider, Transport};
+pub use request::Request;

@@ -1,0 +1,295 @@
+//! The boundary that hosts use: a provider, its transports, and a generation as a stream.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures_core::Stream;
+use tokio::sync::mpsc;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::error::{Error, ErrorCode, Result};
+use crate::event::Event;
+use crate::request::{Request, TransportKind};
+
+/// Events that wait between a transport and its host; the relay document's bound. A host that reads slowly slows
+/// the upstream down, and nothing piles up.
+pub const EVENT_CHANNEL: usize = 16;
+
+/// One way to reach the service.
+pub trait Transport: fmt::Debug + Send + Sync {
+    /// Which of the three it is.
+    fn kind(&self) -> TransportKind;
+
+    /// Starts one generation. Returns at once; everything that can go wrong comes through the stream.
+    fn generate(&self, request: Request) -> Generation;
+
+    /// Ends everything this transport owns: processes, listeners, files. Later requests fail with `closed`.
+    fn shutdown(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>>;
+}
+
+/// The person's installed CLI as a model provider.
+///
+/// Cheap to clone. Dropping the last clone ends every process it owns; [`Provider::shutdown`] does the same and waits.
+#[derive(Clone)]
+pub struct Provider {
+    transports: Arc<BTreeMap<TransportKind, Box<dyn Transport>>>,
+    default: TransportKind,
+}
+
+impl Provider {
+    /// A provider with one transport, which is also its default.
+    pub fn new(transport: impl Transport + 'static) -> Self {
+        let default = transport.kind();
+        let transports = BTreeMap::from([(default, Box::new(transport) as Box<dyn Transport>)]);
+        Self {
+            transports: Arc::new(transports),
+            default,
+        }
+    }
+
+    /// A provider with several transports; a later one of the same kind takes the place of an earlier one.
+    ///
+    /// # Errors
+    ///
+    /// `transport_unavailable` when the default is not among them.
+    pub fn with_transports(
+        transports: Vec<Box<dyn Transport>>,
+        default: TransportKind,
+    ) -> Result<Self> {
+        let transports: BTreeMap<_, _> = transports.into_iter().map(|t| (t.kind(), t)).collect();
+        let provider = Self {
+            transports: Arc::new(transports),
+            default,
+        };
+        provider.transport(default)?;
+        Ok(provider)
+    }
+
+    /// The transports of this provider.
+    pub fn kinds(&self) -> impl Iterator<Item = TransportKind> + '_ {
+        self.transports.keys().copied()
+    }
+
+    /// Starts one generation.
+    ///
+    /// Returns at once. The stream ends after exactly one [`Event::Done`] or one error.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the generation cancels it: the upstream connection closes, and what the generation alone owned is ended.
+    pub fn generate(&self, request: Request) -> Generation {
+        match self.transport(request.transport.unwrap_or(self.default)) {
+            Ok(transport) => transport.generate(request),
+            Err(error) => Generation::failed(error),
+        }
+    }
+
+    /// Ends everything this provider owns and waits for it, within the bounds of its transports.
+    ///
+    /// # Errors
+    ///
+    /// `process_cleanup` when something could not be ended in time; the rest is ended all the same.
+    pub async fn shutdown(&self) -> Result<()> {
+        let all = self
+            .transports
+            .values()
+            .map(|transport| transport.shutdown());
+        futures_util::future::join_all(all)
+            .await
+            .into_iter()
+            .collect()
+    }
+
+    fn transport(&self, kind: TransportKind) -> Result<&dyn Transport> {
+        self.transports
+            .get(&kind)
+            .map(AsRef::as_ref)
+            .ok_or_else(|| {
+                let have: Vec<_> = self.kinds().map(TransportKind::as_str).collect();
+                Error::new(
+                    ErrorCode::TransportUnavailable,
+                    format!("{kind} is not one of: {}", have.join(", ")),
+                )
+            })
+    }
+}
+
+impl fmt::Debug for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Provider")
+            .field("transports", &self.transports)
+            .field("default", &self.default)
+            .finish()
+    }
+}
+
+/// One running generation: a stream of events that ends after one [`Event::Done`] or one error.
+///
+/// Dropping it cancels the generation.
+#[derive(Debug)]
+pub struct Generation {
+    events: mpsc::Receiver<Result<Event>>,
+    ended: bool,
+    _cancel: Option<DropGuard>,
+}
+
+/// The transport's side of a [`Generation`].
+///
+/// The first terminal item closes it; whatever a transport sends after that goes nowhere.
+#[derive(Debug)]
+pub struct EventSender {
+    events: Option<mpsc::Sender<Result<Event>>>,
+    cancelled: CancellationToken,
+}
+
+impl Generation {
+    /// A connected pair. The token of the sender is cancelled when the generation is dropped.
+    pub fn channel() -> (EventSender, Self) {
+        let (sender, events) = mpsc::channel(EVENT_CHANNEL);
+        let cancelled = CancellationToken::new();
+        let guard = cancelled.clone().drop_guard();
+        (
+            EventSender {
+                events: Some(sender),
+                cancelled,
+            },
+            Self {
+                events,
+                ended: false,
+                _cancel: Some(guard),
+            },
+        )
+    }
+
+    /// A generation that failed before it began.
+    pub fn failed(error: Error) -> Self {
+        let (sender, events) = mpsc::channel(1);
+        // A fresh channel of one place takes one item, so this cannot fail.
+        let _ = sender.try_send(Err(error));
+        Self {
+            events,
+            ended: false,
+            _cancel: None,
+        }
+    }
+
+    /// The next event; `None` after the terminal one.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the returned future loses nothing.
+    pub async fn next(&mut self) -> Option<Result<Event>> {
+        std::future::poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await
+    }
+
+    fn admit(&mut self, item: Option<Result<Event>>) -> Option<Result<Event>> {
+        let item = item.unwrap_or_else(|| {
+            Err(Error::new(
+                ErrorCode::Internal,
+                "a transport dropped a generation without ending it",
+            ))
+        });
+        self.ended = matches!(item, Err(_) | Ok(Event::Done(_)));
+        Some(item)
+    }
+}
+
+impl Stream for Generation {
+    type Item = Result<Event>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let item = std::task::ready!(self.events.poll_recv(cx));
+        Poll::Ready(self.admit(item))
+    }
+}
+
+/// The host is not listening any more: the generation was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the generation was dropped")]
+pub struct Cancelled;
+
+impl EventSender {
+    /// Gives one event to the host; waits while [`EVENT_CHANNEL`] events are unread.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`] when the host dropped the generation or it has already ended.
+    pub async fn send(&mut self, event: Event) -> Result<(), Cancelled> {
+        let last = matches!(event, Event::Done(_));
+        let sent = match &self.events {
+            Some(events) => events.send(Ok(event)).await.map_err(|_| Cancelled),
+            None => Err(Cancelled),
+        };
+        if last {
+            self.events = None;
+        }
+        sent
+    }
+
+    /// Ends the generation with an error.
+    pub async fn fail(&mut self, error: Error) {
+        if let Some(events) = self.events.take() {
+            // A host that is gone needs no error.
+            let _ = events.send(Err(error)).await;
+        }
+    }
+
+    /// Cancelled when the host drops the generation.
+    pub fn cancelled(&self) -> &CancellationToken {
+        &self.cancelled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conversation::Message;
+    use crate::event::{Done, StopReason, Usage};
+
+    fn done() -> Event {
+        Event::Done(Done::new(
+            StopReason::EndTurn,
+            Message::assistant("x"),
+            Usage::default(),
+            "m".into(),
+        ))
+    }
+
+    #[tokio::test]
+    async fn ends_after_one_terminal_event() {
+        let (mut sender, mut generation) = Generation::channel();
+        sender.send(Event::Text { text: "a".into() }).await.unwrap();
+        sender.send(done()).await.unwrap();
+        assert_eq!(sender.send(done()).await, Err(Cancelled));
+        assert!(matches!(
+            generation.next().await,
+            Some(Ok(Event::Text { .. }))
+        ));
+        assert!(matches!(generation.next().await, Some(Ok(Event::Done(_)))));
+        assert!(generation.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn dropping_it_cancels() {
+        let (mut sender, generation) = Generation::channel();
+        drop(generation);
+        sender.cancelled().cancelled().await;
+        assert_eq!(sender.send(done()).await, Err(Cancelled));
+    }
+
+    #[tokio::test]
+    async fn a_transport_that_forgets_to_end_is_an_error() {
+        let (sender, mut generation) = Generation::channel();
+        drop(sender);
+        let error = generation.next().await.unwrap().unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Internal);
+        assert!(generation.next().await.is_none());
+    }
+}
