@@ -1,1 +1,3 @@
-//! placeholder
+//! The installed `claude` command-line program as a model provider.
+
+pub mod wire;
