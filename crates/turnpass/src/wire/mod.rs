@@ -17,4 +17,12 @@
 //!
 //! Wire shapes were read off Claude CLI 2.1.332, 2.1.287 and 2.1.283 unless a comment names another version.
 
+mod lenient;
+pub mod lines;
+pub mod messages;
+pub mod rate_limit;
+pub mod splice;
 pub mod sse;
+pub mod surrogates;
+pub mod text;
+pub mod usage;
