@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | [`provider`], [`request`], [`event`], [`error`] | the boundary that hosts use |
 //! | [`conversation`] | messages, blocks, normaliser: pure |
+//! | [`wire`] | lines, SSE, stream-json, control, Messages and the body splice: functions over buffers |
 //! | [`secret`] | values that are never printed |
 
 pub mod conversation;
@@ -15,6 +16,7 @@ pub mod event;
 pub mod provider;
 pub mod request;
 pub mod secret;
+pub mod wire;
 
 pub use error::{Error, ErrorCode, Result};
 pub use event::{Done, Event};
