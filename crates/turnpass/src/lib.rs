@@ -7,6 +7,8 @@
 //! | --- | --- |
 //! | [`provider`], [`request`], [`event`], [`error`] | the boundary that hosts use |
 //! | [`conversation`] | messages, blocks, normaliser: pure |
+//! | [`turn`] | the decoder: one streamed message in, events out: pure |
+//! | [`relay`] | the one-admission relay transport |
 //! | [`wire`] | lines, SSE, stream-json, control, Messages and the body splice: functions over buffers |
 //! | [`secret`] | values that are never printed |
 
@@ -14,8 +16,10 @@ pub mod conversation;
 pub mod error;
 pub mod event;
 pub mod provider;
+pub mod relay;
 pub mod request;
 pub mod secret;
+pub mod turn;
 pub mod wire;
 
 pub use error::{Error, ErrorCode, Result};

@@ -1,0 +1,5 @@
+//! The one-admission relay (`seeds/relay.md`).
+#![allow(dead_code)]
+mod admission;
+mod classify;
+mod lane;
