@@ -3,3 +3,7 @@
 mod admission;
 mod classify;
 mod lane;
+mod reading;
+mod upstream;
+
+pub use upstream::LoopbackUrl;
