@@ -7,11 +7,13 @@
 //! | --- | --- |
 //! | [`provider`], [`request`], [`event`], [`error`] | the boundary that hosts use |
 //! | [`conversation`] | messages, blocks, normaliser: pure |
+//! | [`process`] | one type that owns a process group, its pipes and its end |
 //! | [`secret`] | values that are never printed |
 
 pub mod conversation;
 pub mod error;
 pub mod event;
+pub mod process;
 pub mod provider;
 pub mod request;
 pub mod secret;
