@@ -10,11 +10,13 @@
 //! | [`turn`] | the decoder: one streamed message in, events out: pure |
 //! | [`relay`] | the one-admission relay transport |
 //! | [`wire`] | lines, SSE, stream-json, control, Messages and the body splice: functions over buffers |
+//! | [`process`] | one type that owns a process group, its pipes and its end |
 //! | [`secret`] | values that are never printed |
 
 pub mod conversation;
 pub mod error;
 pub mod event;
+pub mod process;
 pub mod provider;
 pub mod relay;
 pub mod request;
