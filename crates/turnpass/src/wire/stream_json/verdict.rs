@@ -127,6 +127,10 @@ fn cut(text: &str) -> String {
 impl ResultRecord<'_> {
     /// How the turn ended, by this record and by `marks`, those of the turn's `assistant` records.
     ///
+    /// Marks of one turn count to its end, also when the CLI went on by itself after a broken stream and the result is clean in itself
+    /// (it does after a whole `tool_use` block, 2.1.332): the answer that the error interrupted is not whole. A caller that
+    /// delivers parts of a turn on their own keeps marks for each part.
+    ///
     /// Fails closed: a record without `is_error`, or with a `terminal_reason` that is new, is a failure.
     pub fn verdict(&self, marks: &FailureMarks) -> Verdict {
         let reason = self.terminal_reason.as_deref();
@@ -227,7 +231,22 @@ impl ResultRecord<'_> {
             .or(by_api_error)
             .or(by_status_or_word)
             .or(by_rest)
+            .or(self.api_error_type.as_deref().and_then(by_api_type))
             .or(by_absence)
             .unwrap_or(FailureKind::Other)
     }
+}
+
+/// By the API's own kind, for an error that came inside a stream and so has no status.
+fn by_api_type(kind: &str) -> Option<FailureKind> {
+    Some(match kind {
+        "authentication_error" | "permission_error" => FailureKind::Authentication,
+        "billing_error" => FailureKind::Billing,
+        "not_found_error" => FailureKind::ModelNotFound,
+        "rate_limit_error" => FailureKind::RateLimited,
+        "overloaded_error" => FailureKind::Overloaded,
+        "api_error" | "timeout_error" => FailureKind::Server,
+        "invalid_request_error" | "request_too_large" => FailureKind::InvalidRequest,
+        _ => return None,
+    })
 }
