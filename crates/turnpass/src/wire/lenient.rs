@@ -3,6 +3,8 @@
 use serde::de::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
+use super::text::Text;
+
 /// For `#[serde(default, deserialize_with = "lenient::option")]`: null, absent and ill-typed are all `None`.
 pub(super) fn option<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
@@ -40,4 +42,21 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<T> {
 /// Serde reads a struct from an array of its fields too, which no sender of ours means.
 pub(super) fn is_object(json: &[u8]) -> bool {
     json.trim_ascii_start().starts_with(b"{")
+}
+
+/// A word that must not get lost when it is not the string we expect: then its JSON text stands for it.
+pub(super) fn word<'de: 'a, 'a, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Text<'a>>, D::Error> {
+    let raw = <&RawValue>::deserialize(deserializer)?;
+    Ok(match raw.get() {
+        "null" => None,
+        other => Some(parse(raw).unwrap_or_else(|| other.into())),
+    })
+}
+
+/// An HTTP status, as a number or as its digits in a string.
+pub(super) fn status<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u16>, D::Error> {
+    let raw = <&RawValue>::deserialize(deserializer)?;
+    Ok(raw.get().trim_matches('"').parse().ok())
 }

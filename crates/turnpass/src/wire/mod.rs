@@ -23,6 +23,7 @@ pub mod messages;
 pub mod rate_limit;
 pub mod splice;
 pub mod sse;
+pub mod stream_json;
 pub mod surrogates;
 pub mod text;
 pub mod usage;
