@@ -1,0 +1,230 @@
+//! What an emulated process knows: flags, model, prompt, servers, history.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use serde_json::{Map, Value, json};
+
+use super::EmulatorOptions;
+use super::flags::Flags;
+use super::models;
+use crate::cli::mcp::{HostLink, Server};
+
+/// One message of the conversation.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    /// The uuid of its record or of the host's line; rewinding and resuming name it.
+    pub(crate) uuid: String,
+    /// `{"role", "content"}` as it goes upstream.
+    pub(crate) message: Value,
+    /// Written by the host as a frame, not asked.
+    pub(crate) frame: bool,
+}
+
+pub(crate) struct State {
+    pub(crate) version: String,
+    pub(crate) options: EmulatorOptions,
+    pub(crate) flags: Flags,
+    pub(crate) session_id: String,
+    pub(crate) model: String,
+    pub(crate) effort: Option<String>,
+    pub(crate) system_prompt: Option<String>,
+    /// `env` of the settings, which wins over the environment.
+    pub(crate) settings_env: BTreeMap<String, String>,
+    pub(crate) settings: Map<String, Value>,
+    pub(crate) servers: Vec<Rc<Server>>,
+    pub(crate) history: Vec<Entry>,
+    /// A turn has been asked, so that a model change leaves traces.
+    pub(crate) asked: bool,
+    /// Text blocks that go before the next user text.
+    pub(crate) pending_text: Vec<String>,
+    /// A system message that goes after the next user text.
+    pub(crate) pending_system: Option<String>,
+    pub(crate) link: HostLink,
+    pub(crate) device_id: String,
+}
+
+impl State {
+    pub(crate) fn new(
+        version: &str,
+        options: EmulatorOptions,
+        flags: Flags,
+        link: HostLink,
+    ) -> State {
+        let prompt = match (
+            flags.value("--system-prompt"),
+            flags.value("--system-prompt-file"),
+        ) {
+            (Some(text), _) => Some(text.to_owned()),
+            (None, Some(file)) => std::fs::read_to_string(file).ok(),
+            (None, None) => None,
+        };
+        let settings = json_or_file(flags.value("--settings"));
+        let settings = settings.as_object().cloned().unwrap_or_default();
+        let session = flags.value("--session-id").map(str::to_owned);
+        let mut state = State {
+            version: version.to_owned(),
+            model: models::resolve(flags.value("--model").unwrap_or("default")),
+            effort: flags.value("--effort").map(str::to_owned),
+            system_prompt: prompt,
+            session_id: session.unwrap_or_else(fresh_uuid),
+            settings_env: BTreeMap::new(),
+            settings: Map::new(),
+            servers: Vec::new(),
+            history: Vec::new(),
+            asked: false,
+            pending_text: Vec::new(),
+            pending_system: None,
+            device_id: format!(
+                "{}{}",
+                uuid::Uuid::new_v4().simple(),
+                uuid::Uuid::new_v4().simple()
+            ),
+            options,
+            flags,
+            link,
+        };
+        state.apply_settings(&settings);
+        state
+    }
+
+    /// Takes settings as `--settings` and `apply_flag_settings` give them; null takes one away.
+    pub(crate) fn apply_settings(&mut self, settings: &Map<String, Value>) {
+        for (name, value) in settings {
+            match name.as_str() {
+                "model" => {
+                    let wanted = value
+                        .as_str()
+                        .or(self.flags.value("--model"))
+                        .unwrap_or("default");
+                    self.model = models::resolve(wanted);
+                }
+                // An invalid level is answered with success and ignored: measured on 2.1.332.
+                "effortLevel" => match value.as_str() {
+                    Some("low" | "medium" | "high" | "xhigh" | "max") => {
+                        self.effort = value.as_str().map(str::to_owned);
+                    }
+                    Some(_) => {}
+                    None => self.effort = self.flags.value("--effort").map(str::to_owned),
+                },
+                "env" => {
+                    for (key, item) in value.as_object().into_iter().flatten() {
+                        match item.as_str() {
+                            Some(text) => self.settings_env.insert(key.clone(), text.to_owned()),
+                            None => self.settings_env.remove(key),
+                        };
+                    }
+                }
+                _ => {
+                    self.settings.insert(name.clone(), value.clone());
+                }
+            }
+        }
+    }
+
+    /// A variable, from the settings or from the environment.
+    pub(crate) fn env(&self, name: &str) -> Option<String> {
+        self.settings_env
+            .get(name)
+            .cloned()
+            .or_else(|| std::env::var(name).ok())
+    }
+
+    /// Whether a switch variable is on.
+    pub(crate) fn is_on(&self, name: &str) -> bool {
+        self.env(name)
+            .is_some_and(|value| !matches!(value.as_str(), "" | "0" | "false" | "off"))
+    }
+
+    /// Opens the servers of `--mcp-config`; the caller connects them.
+    pub(crate) fn open_servers(&mut self) {
+        for config in self.flags.values("--mcp-config").to_vec() {
+            let config = json_or_file(Some(&config));
+            for (name, entry) in config["mcpServers"].as_object().into_iter().flatten() {
+                self.servers
+                    .push(Rc::new(Server::open(name, entry, &self.link)));
+            }
+        }
+    }
+
+    /// The tools in the order in which the CLI lists them, with the server and the tool's own name.
+    pub(crate) fn tools(&self) -> Vec<PublishedTool> {
+        let plain = self.is_on("CLAUDE_AGENT_SDK_MCP_NO_PREFIX");
+        let mut found: Vec<PublishedTool> = Vec::new();
+        for server in &self.servers {
+            if server.status.get() != "connected" {
+                continue;
+            }
+            for tool in server.tools.borrow().iter() {
+                let own = tool["name"].as_str().unwrap_or_default().to_owned();
+                let safe: String = own
+                    .chars()
+                    .map(|c| {
+                        if c.is_ascii_alphanumeric() || "_-".contains(c) {
+                            c
+                        } else {
+                            '_'
+                        }
+                    })
+                    .collect();
+                let prefix = format!("mcp__{}__", server.name);
+                let bare = plain && server.source == "sdk";
+                let name = if bare {
+                    safe
+                } else {
+                    format!("{prefix}{safe}")
+                };
+                // The first of two equal names wins, and 128 characters are the limit.
+                if name.len() <= 128 && found.iter().all(|other| other.name != name) {
+                    found.push(PublishedTool {
+                        name,
+                        own,
+                        tool: tool.clone(),
+                        server: Rc::clone(server),
+                    });
+                }
+            }
+        }
+        found.sort_by_key(|tool| tool.name.to_lowercase());
+        found
+    }
+
+    /// The uuid of the last user line of the host.
+    pub(crate) fn push(&mut self, uuid: String, message: Value, frame: bool) {
+        self.history.push(Entry {
+            uuid,
+            message,
+            frame,
+        });
+    }
+}
+
+/// A tool as it is published to the model.
+#[derive(Clone)]
+pub(crate) struct PublishedTool {
+    pub(crate) name: String,
+    pub(crate) own: String,
+    pub(crate) tool: Value,
+    pub(crate) server: Rc<Server>,
+}
+
+impl PublishedTool {
+    /// Calls of such tools run beside each other.
+    pub(crate) fn read_only(&self) -> bool {
+        self.tool.pointer("/annotations/readOnlyHint") == Some(&Value::Bool(true))
+    }
+}
+
+pub(crate) fn fresh_uuid() -> String {
+    uuid::Uuid::new_v4().to_string()
+}
+
+/// A JSON text, or the path of a file that holds one.
+fn json_or_file(given: Option<&str>) -> Value {
+    let Some(given) = given else { return json!({}) };
+    if given.trim_start().starts_with('{') {
+        return serde_json::from_str(given).unwrap_or_default();
+    }
+    let text = std::fs::read_to_string(given).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
+}

@@ -1,0 +1,714 @@
+//! One turn: requests until there is nothing more to do, each reply forwarded as records.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use super::failure::{self, Policy};
+use super::forward::{Ended, Forward, Out};
+use super::records::{self, Failure, Outcome, Totals};
+use super::state::{PublishedTool, State, fresh_uuid};
+use super::{body, models};
+use crate::cli::http::{Answer, Ask, Base, Client};
+use crate::cli::pipes::Output;
+use crate::cli::sse::SseParser;
+
+/// How often the real CLI goes on by itself in one turn before it gives up: measured on 2.1.332.
+const FOLLOW_UPS: u64 = 3;
+
+/// What the parts of a process share.
+pub(crate) struct Shared {
+    pub(crate) state: RefCell<State>,
+    pub(crate) output: Output,
+    pub(crate) client: RefCell<Option<Client>>,
+    pub(crate) totals: RefCell<Totals>,
+    pub(crate) last_limit: RefCell<Value>,
+    pub(crate) progress: RefCell<Progress>,
+}
+
+/// How far the running turn has come; an interrupt reads it.
+#[derive(Default)]
+pub(crate) struct Progress {
+    pub(crate) forward: Option<Forward>,
+    pub(crate) outcome: Option<Outcome>,
+    /// Calls without a result yet.
+    pub(crate) calls: Vec<(String, PublishedTool)>,
+    /// The reply of the running request already stands in the history.
+    pub(crate) stored: bool,
+}
+
+/// A tool result on its way: what goes into the conversation, and what the record says beside it.
+struct ToolResult {
+    block: Value,
+    more: Value,
+}
+
+enum Reply {
+    Whole,
+    /// Go on by itself, saying this.
+    Continue(&'static str),
+    Failed(Failure),
+}
+
+impl Shared {
+    pub(crate) fn say(&self, record: &Value) {
+        self.output.record(record);
+    }
+
+    pub(crate) fn with_outcome<T>(&self, act: impl FnOnce(&mut Outcome) -> T) -> T {
+        let mut progress = self.progress.borrow_mut();
+        act(progress.outcome.get_or_insert_with(|| Outcome::new(None)))
+    }
+
+    /// Writes the result record and says whether the turn counts as an error for the exit code.
+    pub(crate) fn finish(&self) -> bool {
+        let progress = std::mem::take(&mut *self.progress.borrow_mut());
+        let outcome = progress.outcome.unwrap_or_else(|| Outcome::new(None));
+        let state = self.state.borrow();
+        let record = records::result(&state, &mut self.totals.borrow_mut(), &outcome);
+        match state.flags.output_format() {
+            "json" => self.say(&record),
+            "stream-json" => self.say(&record),
+            _ => {
+                let text = outcome
+                    .result
+                    .clone()
+                    .unwrap_or_else(|| outcome.errors.join("\n"));
+                self.output.bytes(format!("{text}\n").into_bytes());
+            }
+        }
+        outcome.is_error
+    }
+}
+
+/// Runs a turn whose user message already stands in the history. Dropping it closes the request.
+pub(crate) async fn run(shared: Rc<Shared>, user_uuid: Option<String>) {
+    shared.state.borrow_mut().asked = true;
+    let mut follow_ups = 0;
+    let mut nudged = false;
+    loop {
+        shared.with_outcome(|outcome| outcome.num_turns += 1);
+        say_streaming(&shared, |state| {
+            records::status(state, user_uuid.as_deref())
+        });
+        let (reply, results) = generation(&shared).await;
+        match reply {
+            Reply::Failed(failure) => {
+                fail(&shared, failure);
+                return;
+            }
+            Reply::Continue(why) => {
+                let again = if why == EMPTY {
+                    !nudged
+                } else {
+                    follow_ups < FOLLOW_UPS
+                };
+                if !again {
+                    give_up(&shared, why);
+                    return;
+                }
+                nudged |= why == EMPTY;
+                follow_ups += u64::from(why != EMPTY);
+                let content = json!([{"type": "text", "text": why}]);
+                let record = records::user(
+                    &shared.state.borrow(),
+                    content,
+                    json!({"isSynthetic": true}),
+                );
+                remember(&shared, &record);
+                say_streaming(&shared, |_| record.clone());
+            }
+            Reply::Whole => {
+                if results.is_empty() {
+                    return;
+                }
+                let limit = shared.state.borrow().flags.max_turns();
+                let done = shared.with_outcome(|outcome| outcome.num_turns);
+                if limit.is_some_and(|limit| done >= limit) {
+                    max_turns(&shared, limit.unwrap_or(done));
+                    return;
+                }
+            }
+        }
+    }
+}
+
+const EMPTY: &str = "[The last answer had nothing to show. Please go on and answer.]";
+const CUT_OFF: &str = "The answer above was cut off mid-stream. Go on from where it stops.";
+const TOKEN_LIMIT: &str = "Output token limit hit. Go on from where it stops.";
+const REFUSED: &str = "[The last answer was declined. Please try again.]";
+
+fn say_streaming(shared: &Shared, record: impl FnOnce(&State) -> Value) {
+    let state = shared.state.borrow();
+    if state.flags.output_format() == "stream-json" {
+        shared.say(&record(&state));
+    }
+}
+
+/// Puts a record's message into the history under the record's uuid.
+fn remember(shared: &Shared, record: &Value) {
+    let uuid = record["uuid"].as_str().unwrap_or_default().to_owned();
+    let message =
+        json!({"role": record["message"]["role"], "content": record["message"]["content"]});
+    shared.state.borrow_mut().push(uuid, message, false);
+}
+
+fn max_turns(shared: &Shared, limit: u64) {
+    shared.with_outcome(|outcome| {
+        outcome.subtype = "error_max_turns";
+        outcome.is_error = true;
+        outcome.terminal_reason = "max_turns";
+        outcome.num_turns += 1;
+        outcome.result = None;
+        outcome.errors = vec![format!("Reached maximum number of turns ({limit})")];
+    });
+}
+
+fn give_up(shared: &Shared, why: &str) {
+    if why == EMPTY {
+        return;
+    }
+    let (error, api_error) = if why == CUT_OFF {
+        ("server_error", Some("connection_failed"))
+    } else {
+        ("max_output_tokens", None)
+    };
+    let text = "API Error: the answer could not be completed".to_owned();
+    let failure = Failure {
+        error,
+        api_error,
+        text,
+        terminal_reason: "api_error",
+        ..Failure::default()
+    };
+    fail(shared, failure);
+}
+
+/// Ends the turn with a failure. Its synthetic record goes before the made-up stops of a broken stream.
+fn fail(shared: &Shared, failure: Failure) {
+    let record = records::synthetic(&shared.state.borrow(), &failure);
+    let closing = {
+        let mut progress = shared.progress.borrow_mut();
+        match progress.forward.as_mut() {
+            Some(forward) if forward.ended() != Ended::Whole => {
+                forward.abandon(false, vec![record])
+            }
+            _ => vec![Out::Record(record)],
+        }
+    };
+    for out in closing {
+        if let Out::Record(record) = out {
+            say_streaming(shared, |_| record);
+        }
+    }
+    shared.with_outcome(|outcome| {
+        outcome.is_error = true;
+        outcome.terminal_reason = failure.terminal_reason;
+        outcome.stop_reason = json!("stop_sequence");
+        outcome.result = Some(failure.text.clone());
+        outcome.failure = Some(failure);
+    });
+}
+
+/// One generation with its retries; on success the tool results are in the history.
+async fn generation(shared: &Rc<Shared>) -> (Reply, Vec<Value>) {
+    let mut failed = 0;
+    let mut stream = true;
+    loop {
+        let failure = match exchange(shared, stream).await {
+            Ok((reply, results)) => return (reply, results),
+            Err(failure) => failure,
+        };
+        failed += 1;
+        let policy = policy(&shared.state.borrow());
+        let Some(retry) = failure::next_try(&failure, failed, policy) else {
+            return (Reply::Failed(failure), Vec::new());
+        };
+        for _ in 0..retry.announced {
+            let attempt = if failure.status == Some(401) {
+                0
+            } else {
+                failed
+            };
+            say_streaming(shared, |state| {
+                records::api_retry(
+                    state,
+                    attempt,
+                    policy.max_retries,
+                    retry.delay_ms,
+                    json!(failure.status),
+                    failure.error,
+                )
+            });
+        }
+        tokio::time::sleep(Duration::from_millis(retry.delay_ms)).await;
+        shared.progress.borrow_mut().forward = None;
+        stream = retry.stream;
+    }
+}
+
+fn policy(state: &State) -> Policy {
+    let number = |name: &str| state.env(name).and_then(|text| text.parse().ok());
+    let placeholder =
+        !state.tools().is_empty() && state.env("ENABLE_TOOL_SEARCH").as_deref() != Some("false");
+    let strips = if state.is_on("CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS") {
+        0
+    } else {
+        2 + 3 * u64::from(placeholder)
+    };
+    Policy {
+        max_retries: number("CLAUDE_CODE_MAX_RETRIES").unwrap_or(10),
+        fallback: !state.is_on("CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK"),
+        strips,
+        watchdog: state.is_on("CLAUDE_CODE_RETRY_WATCHDOG"),
+    }
+}
+
+/// Sends one request and reads its reply. `Err` is a failure that may be tried again.
+async fn exchange(shared: &Rc<Shared>, stream: bool) -> Result<(Reply, Vec<Value>), Failure> {
+    let (base, ask) = {
+        let state = shared.state.borrow();
+        let mut body = body::body(&state);
+        if !stream {
+            body["stream"] = json!(false);
+        }
+        let url = state.env("ANTHROPIC_BASE_URL").unwrap_or_default();
+        let base = Base::parse(&url).map_err(|text| failure::of_connection(&text))?;
+        let ask = Ask {
+            method: "POST".to_owned(),
+            path: body::MESSAGES_PATH.to_owned(),
+            headers: body::headers(&state),
+            body: body.to_string().into_bytes(),
+        };
+        (base, ask)
+    };
+    let mut client = shared.client.borrow_mut().take().unwrap_or_default();
+    let mut answer = client
+        .send(&base, &ask)
+        .await
+        .map_err(|text| failure::of_connection(&text))?;
+    let limit = failure::rate_limit(answer.status, |name| answer.header(name).map(str::to_owned));
+    if answer.status >= 300 {
+        let wait = answer
+            .header("retry-after")
+            .and_then(|text| text.parse::<u64>().ok());
+        let bytes = answer.bytes().await.unwrap_or_default();
+        if answer.status == 429 {
+            say_limit(shared, &limit);
+        }
+        *shared.client.borrow_mut() = Some(client);
+        let wait = wait.map(|seconds| seconds.saturating_mul(1000));
+        return Err(failure::of_status(answer.status, &bytes, Some(limit), wait));
+    }
+    let done = read_reply(shared, &mut answer, stream, &limit).await;
+    *shared.client.borrow_mut() = Some(client);
+    done
+}
+
+/// Said after the first response and then whenever it changed.
+fn say_limit(shared: &Shared, limit: &Value) {
+    if *shared.last_limit.borrow() != *limit {
+        shared.last_limit.replace(limit.clone());
+        say_streaming(
+            shared,
+            |state| json!({"type": "rate_limit_event", "rate_limit_info": limit, "uuid": fresh_uuid(), "session_id": state.session_id}),
+        );
+    }
+}
+
+async fn read_reply(
+    shared: &Rc<Shared>,
+    answer: &mut Answer,
+    stream: bool,
+    limit: &Value,
+) -> Result<(Reply, Vec<Value>), Failure> {
+    let forward = {
+        let state = shared.state.borrow();
+        let partial = state.flags.has("--include-partial-messages");
+        let request_id = answer.header("request-id").map(str::to_owned);
+        Forward::new(&state.session_id, partial, request_id)
+    };
+    {
+        let mut progress = shared.progress.borrow_mut();
+        progress.forward = Some(forward);
+        progress.stored = false;
+    }
+    let mut calls = Calls::default();
+    let mut broken = None;
+    if stream {
+        let mut events = SseParser::default();
+        loop {
+            match answer.chunk().await {
+                Ok(Some(piece)) => {
+                    for event in events
+                        .push(&piece)
+                        .into_iter()
+                        .filter(|event| !event.name.is_empty())
+                    {
+                        let event: Value = serde_json::from_str(&event.data).unwrap_or_default();
+                        step(shared, &mut calls, |forward| forward.event(&event));
+                    }
+                }
+                Ok(None) => break,
+                Err(text) => {
+                    broken = Some(text);
+                    break;
+                }
+            }
+        }
+    } else {
+        let bytes = answer
+            .bytes()
+            .await
+            .map_err(|text| failure::of_connection(&text))?;
+        let message: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        step(shared, &mut calls, |forward| {
+            forward.whole_message(&message)
+        });
+    }
+    settle(shared, calls, broken, limit).await
+}
+
+/// Feeds the forwarder and acts on what comes out of it.
+fn step(shared: &Rc<Shared>, calls: &mut Calls, feed: impl FnOnce(&mut Forward) -> Vec<Out>) {
+    let outs = {
+        let mut progress = shared.progress.borrow_mut();
+        progress.forward.as_mut().map(feed).unwrap_or_default()
+    };
+    let mut late = Vec::new();
+    for out in outs {
+        match out {
+            Out::Record(record) => {
+                say_streaming(shared, |_| record);
+                // A denied call's result follows the record that ends its block.
+                for record in late.drain(..) {
+                    say_streaming(shared, |_| record);
+                }
+            }
+            Out::Block(block) if block["type"] == "tool_use" => {
+                late.extend(calls.take(shared, &block));
+            }
+            Out::Block(_) => {}
+        }
+    }
+    for record in late {
+        say_streaming(shared, |_| record);
+    }
+}
+
+/// What follows the end of a reply.
+async fn settle(
+    shared: &Rc<Shared>,
+    calls: Calls,
+    broken: Option<String>,
+    limit: &Value,
+) -> Result<(Reply, Vec<Value>), Failure> {
+    let ended = shared
+        .progress
+        .borrow()
+        .forward
+        .as_ref()
+        .map_or(Ended::Empty, Forward::ended);
+    match ended {
+        Ended::Error(kind, message) => return Err(failure::of_event(&kind, &message)),
+        Ended::Empty => {
+            let mut failure = failure::of_connection(broken.as_deref().unwrap_or("no events"));
+            if broken.is_none() {
+                failure.error = "unknown";
+                "Stream ended without receiving any events".clone_into(&mut failure.text);
+            }
+            return Err(failure);
+        }
+        Ended::InsideBlock if calls.is_empty() => {
+            return Err(failure::of_connection("StreamTruncated"));
+        }
+        _ => {}
+    }
+    step(
+        shared,
+        &mut Calls::default(),
+        Forward::made_up_stop_if_whole,
+    );
+    let (stop_reason, text, empty) = keep_answer(shared);
+    say_limit(shared, limit);
+    let results = calls.results(shared).await;
+    let outs = match ended {
+        Ended::Whole => Vec::new(),
+        _ => {
+            let mut progress = shared.progress.borrow_mut();
+            progress
+                .forward
+                .as_mut()
+                .map(|forward| forward.abandon(false, Vec::new()))
+                .unwrap_or_default()
+        }
+    };
+    for out in outs {
+        if let Out::Record(record) = out {
+            say_streaming(shared, |_| record);
+        }
+    }
+    shared.with_outcome(|outcome| {
+        outcome.stop_reason = stop_reason.clone();
+        outcome.result = Some(text);
+    });
+    let reply = match stop_reason.as_str() {
+        _ if !results.is_empty() => Reply::Whole,
+        Some("max_tokens" | "model_context_window_exceeded") => Reply::Continue(TOKEN_LIMIT),
+        Some("refusal")
+            if !shared
+                .state
+                .borrow()
+                .is_on("CLAUDE_CODE_DISABLE_REFUSAL_RETRY") =>
+        {
+            Reply::Continue(REFUSED)
+        }
+        Some("refusal") => Reply::Failed(refusal()),
+        None => Reply::Continue(CUT_OFF),
+        _ if empty => Reply::Continue(EMPTY),
+        _ => Reply::Whole,
+    };
+    Ok((reply, results))
+}
+
+fn refusal() -> Failure {
+    let text = "API Error: the model declined to answer".to_owned();
+    Failure {
+        error: "invalid_request",
+        text,
+        terminal_reason: "api_error",
+        ..Failure::default()
+    }
+}
+
+impl Forward {
+    fn made_up_stop_if_whole(&mut self) -> Vec<Out> {
+        if self.ended() == Ended::Whole {
+            self.made_up_stop()
+        } else {
+            Vec::new()
+        }
+    }
+}
+
+/// Puts the answer into the history; gives its stop reason, last text, and whether nothing is to be seen.
+fn keep_answer(shared: &Shared) -> (Value, String, bool) {
+    let mut progress = shared.progress.borrow_mut();
+    let Some(forward) = progress.forward.as_ref() else {
+        return (Value::Null, String::new(), true);
+    };
+    let blocks = forward.blocks.clone();
+    let uuid = forward.last_uuid.clone();
+    let id = forward.message_id().unwrap_or_default().to_owned();
+    let (usage, stop_reason, text) = (
+        forward.usage.clone(),
+        forward.stop_reason.clone(),
+        forward.last_text(),
+    );
+    let seen = |block: &Value| {
+        block["type"] == "tool_use" || !block["text"].as_str().unwrap_or_default().is_empty()
+    };
+    let empty = !blocks.iter().any(seen);
+    progress.stored = true;
+    if let Some(outcome) = progress.outcome.as_mut() {
+        outcome.begun.push(id);
+        outcome.usage.add(&usage);
+    }
+    drop(progress);
+    if !blocks.is_empty() {
+        let message = json!({"role": "assistant", "content": blocks});
+        shared.state.borrow_mut().push(fresh_uuid(), message, false);
+    }
+    (stop_reason, text, empty)
+}
+
+/// The tool calls of one reply.
+#[derive(Default)]
+struct Calls {
+    results: Vec<Value>,
+    running: Vec<JoinHandle<ToolResult>>,
+    /// Calls without the read-only mark wait for those before them.
+    last: Option<tokio::sync::watch::Receiver<bool>>,
+}
+
+impl Calls {
+    fn is_empty(&self) -> bool {
+        self.running.is_empty() && self.results.is_empty()
+    }
+
+    /// Acts on a complete `tool_use` block. A refused call gives its records; an allowed one starts.
+    fn take(&mut self, shared: &Rc<Shared>, block: &Value) -> Vec<Value> {
+        let name = block["name"].as_str().unwrap_or_default().to_owned();
+        let id = block["id"].as_str().unwrap_or_default().to_owned();
+        let state = shared.state.borrow();
+        let tool = state.tools().into_iter().find(|tool| tool.name == name);
+        let allowed = state.flags.allows(&name);
+        let unparsed = block["input"].get("__unparsedToolInput").is_some();
+        let refuse = |text: String| {
+            let content = json!([{"type": "tool_result", "content": text, "is_error": true, "tool_use_id": id}]);
+            records::user(
+                &state,
+                content,
+                json!({"tool_use_result": format!("Error: {text}")}),
+            )
+        };
+        let mut records = Vec::new();
+        match tool {
+            _ if unparsed => {
+                let text = "<tool_use_error>InputValidationError: the input could not be parsed as JSON.</tool_use_error>";
+                records.push(refuse(text.to_owned()));
+            }
+            None => {
+                let text = format!(
+                    "<tool_use_error>Error: No such tool available: {name}</tool_use_error>"
+                );
+                records.push(refuse(text));
+            }
+            Some(_) if !allowed => {
+                say_now(shared, &records::permission_denied(&state, &name, &id));
+                let input = block["input"].clone();
+                let denial = json!({"tool_name": name, "tool_use_id": id, "tool_input": input});
+                shared.with_outcome(|outcome| outcome.denials.push(denial));
+                records.push(refuse(records::denial(&name)));
+            }
+            Some(tool) => {
+                drop(state);
+                self.start(shared, tool, id, block["input"].clone());
+                return Vec::new();
+            }
+        }
+        self.results.extend(
+            records
+                .iter()
+                .map(|record| record["message"]["content"][0].clone()),
+        );
+        records
+    }
+
+    fn start(&mut self, shared: &Rc<Shared>, tool: PublishedTool, id: String, input: Value) {
+        shared
+            .progress
+            .borrow_mut()
+            .calls
+            .push((id.clone(), tool.clone()));
+        let (done, ready) = tokio::sync::watch::channel(false);
+        let before = if tool.read_only() {
+            None
+        } else {
+            self.last.take()
+        };
+        self.last = Some(ready);
+        let shared = Rc::clone(shared);
+        self.running.push(tokio::task::spawn_local(async move {
+            if let Some(mut before) = before {
+                let _ = before.wait_for(|done| *done).await;
+            }
+            let outcome = tool.server.call(&tool.own, &input, &id).await;
+            let result = tool_result(&tool, &id, outcome);
+            shared
+                .progress
+                .borrow_mut()
+                .calls
+                .retain(|(call, _)| *call != id);
+            let record = records::user(
+                &shared.state.borrow(),
+                json!([result.block]),
+                result.more.clone(),
+            );
+            say_streaming(&shared, |_| record);
+            let _ = done.send(true);
+            result
+        }));
+    }
+
+    /// Waits for the running calls and puts all results into the history, in the order of completion.
+    async fn results(mut self, shared: &Rc<Shared>) -> Vec<Value> {
+        for call in self.running.drain(..) {
+            if let Ok(result) = call.await {
+                self.results.push(result.block);
+            }
+        }
+        if !self.results.is_empty() {
+            let message = json!({"role": "user", "content": self.results});
+            shared.state.borrow_mut().push(fresh_uuid(), message, false);
+        }
+        std::mem::take(&mut self.results)
+    }
+}
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        for call in &self.running {
+            call.abort();
+        }
+    }
+}
+
+fn say_now(shared: &Shared, record: &Value) {
+    shared.say(record);
+}
+
+/// What a tool's answer becomes in the conversation: measured on 2.1.332.
+fn tool_result(tool: &PublishedTool, id: &str, outcome: Result<Value, String>) -> ToolResult {
+    let error = |text: String| ToolResult {
+        more: json!({"tool_use_result": format!("Error: {text}")}),
+        block: json!({"type": "tool_result", "content": text, "is_error": true, "tool_use_id": id}),
+    };
+    let answer = match outcome {
+        Ok(answer) => answer,
+        Err(text) => return error(text),
+    };
+    let blocks = answer["content"].as_array().cloned().unwrap_or_default();
+    if answer["isError"] == true {
+        let texts: Vec<&str> = blocks
+            .iter()
+            .filter_map(|block| block["text"].as_str())
+            .collect();
+        return error(texts.join("\n"));
+    }
+    let content: Vec<Value> = blocks
+        .into_iter()
+        .map(|block| match block["type"].as_str() {
+            Some("image") => json!({
+                "type": "image",
+                "source": {"type": "base64", "media_type": block["mimeType"], "data": block["data"]},
+            }),
+            _ => block,
+        })
+        .collect();
+    let content = if content.is_empty() {
+        json!(format!("({} completed with no output)", tool.name))
+    } else {
+        json!(content)
+    };
+    ToolResult {
+        more: json!({"tool_use_result": content}),
+        block: json!({"tool_use_id": id, "type": "tool_result", "content": content}),
+    }
+}
+
+/// Asks upstream whether an unknown model exists, as `set_model` does.
+pub(crate) async fn probe(shared: &Rc<Shared>, model: &str) -> bool {
+    if models::is_known(model) {
+        return true;
+    }
+    let (base, ask) = {
+        let state = shared.state.borrow();
+        let Ok(base) = Base::parse(&state.env("ANTHROPIC_BASE_URL").unwrap_or_default()) else {
+            return false;
+        };
+        let body = json!({"model": models::resolve(model), "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]});
+        let ask = Ask {
+            method: "POST".to_owned(),
+            path: body::MESSAGES_PATH.to_owned(),
+            headers: body::headers(&state),
+            body: body.to_string().into_bytes(),
+        };
+        (base, ask)
+    };
+    let answer = Client::default().send(&base, &ask).await;
+    answer.is_ok_and(|answer| answer.status != 404)
+}

@@ -1,0 +1,1 @@
+//! Runs the real `claude` hermetically.
