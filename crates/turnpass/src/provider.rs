@@ -215,6 +215,15 @@ impl Stream for Generation {
 #[error("the generation was dropped")]
 pub struct Cancelled;
 
+/// Why an event was not given to the host.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TrySend {
+    /// [`EVENT_CHANNEL`] events are unread; this is the event.
+    Full(Box<Event>),
+    /// The generation was dropped or has ended.
+    Cancelled,
+}
+
 impl EventSender {
     /// Gives one event to the host; waits while [`EVENT_CHANNEL`] events are unread.
     ///
@@ -231,6 +240,39 @@ impl EventSender {
             self.events = None;
         }
         sent
+    }
+
+    /// Gives one event to the host if there is room for it now.
+    ///
+    /// # Errors
+    ///
+    /// [`TrySend`]; the event comes back when there is no room.
+    pub fn try_send(&mut self, event: Event) -> Result<(), TrySend> {
+        let last = matches!(event, Event::Done(_));
+        let events = self.events.as_ref().ok_or(TrySend::Cancelled)?;
+        match events.try_send(Ok(event)) {
+            Ok(()) => {
+                if last {
+                    self.events = None;
+                }
+                Ok(())
+            }
+            Err(mpsc::error::TrySendError::Full(Ok(event))) => Err(TrySend::Full(Box::new(event))),
+            Err(_) => Err(TrySend::Cancelled),
+        }
+    }
+
+    /// Waits until [`EventSender::try_send`] has room, or nobody listens any more.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses nothing.
+    pub async fn ready(&self) {
+        if let Some(events) = &self.events {
+            // The place is given back at once; this sender is the only one, so it stays free. An error means that
+            // nobody listens, which the next send says.
+            let _ = events.reserve().await;
+        }
     }
 
     /// Ends the generation with an error.
@@ -274,6 +316,22 @@ mod tests {
         ));
         assert!(matches!(generation.next().await, Some(Ok(Event::Done(_)))));
         assert!(generation.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_host_that_does_not_read_is_waited_for() {
+        let (mut sender, mut generation) = Generation::channel();
+        let text = || Event::Text { text: "a".into() };
+        for _ in 0..EVENT_CHANNEL {
+            sender.try_send(text()).unwrap();
+        }
+        assert_eq!(sender.try_send(text()), Err(TrySend::Full(Box::new(text()))));
+        assert!(generation.next().await.is_some());
+        sender.ready().await;
+        sender.try_send(text()).unwrap();
+        drop(generation);
+        sender.ready().await;
+        assert_eq!(sender.try_send(text()), Err(TrySend::Cancelled));
     }
 
     #[tokio::test]

@@ -25,15 +25,9 @@ pub(crate) enum Stage {
     /// The admission is taken.
     Claimed,
     /// The upstream answered 401: the same body may come once more.
-    Readmit {
-        /// Digest of the body that was admitted.
-        body: [u8; 32],
-    },
+    Readmit,
     /// The second admission is taken; none follows.
-    ClaimedAgain {
-        /// Digest of the body that was admitted.
-        body: [u8; 32],
-    },
+    ClaimedAgain,
     /// The admission is used up.
     Spent,
 }
@@ -202,8 +196,8 @@ impl Admission {
                 self.stage = Stage::Claimed;
                 Judgement::Admit
             }
-            Stage::Readmit { body } => {
-                self.stage = Stage::ClaimedAgain { body };
+            Stage::Readmit => {
+                self.stage = Stage::ClaimedAgain;
                 Judgement::Admit
             }
             Stage::Local => {
@@ -211,7 +205,7 @@ impl Admission {
                 Judgement::Local
             }
             Stage::Idle => self.refuse(Refusal::NotArmed),
-            Stage::Claimed | Stage::ClaimedAgain { .. } | Stage::Spent => {
+            Stage::Claimed | Stage::ClaimedAgain | Stage::Spent => {
                 self.refuse(Refusal::Spent)
             }
         }
@@ -239,22 +233,18 @@ impl Admission {
 
     /// Whether a body may go upstream: the first may, the second only when it is the first one again.
     #[must_use]
-    pub(crate) fn may_send(&self, body: &[u8; 32]) -> bool {
-        match &self.stage {
+    pub(crate) fn may_send(&self, same_as_first: bool) -> bool {
+        match self.stage {
             Stage::Claimed => true,
-            Stage::ClaimedAgain { body: first } => first == body,
+            Stage::ClaimedAgain => same_as_first,
             _ => false,
         }
     }
 
     /// The upstream answered. Returns whether the same body may come once more.
-    pub(crate) fn answered(&mut self, status: StatusCode, body: [u8; 32]) -> bool {
+    pub(crate) fn answered(&mut self, status: StatusCode) -> bool {
         let again = self.stage == Stage::Claimed && status == StatusCode::UNAUTHORIZED;
-        self.stage = if again {
-            Stage::Readmit { body }
-        } else {
-            Stage::Spent
-        };
+        self.stage = if again { Stage::Readmit } else { Stage::Spent };
         again
     }
 }
@@ -366,7 +356,7 @@ mod tests {
             good(&mut admission),
             Judgement::Refuse(GONE, Refusal::Spent)
         );
-        assert!(!admission.answered(StatusCode::OK, [1; 32]));
+        assert!(!admission.answered(StatusCode::OK));
         assert_eq!(
             good(&mut admission),
             Judgement::Refuse(GONE, Refusal::Spent)
@@ -384,11 +374,11 @@ mod tests {
         let mut admission = Admission::default();
         admission.arm();
         assert_eq!(good(&mut admission), Judgement::Admit);
-        assert!(admission.may_send(&[1; 32]));
-        assert!(admission.answered(StatusCode::UNAUTHORIZED, [1; 32]));
+        assert!(admission.may_send(false));
+        assert!(admission.answered(StatusCode::UNAUTHORIZED));
         assert_eq!(good(&mut admission), Judgement::Admit);
-        assert!(admission.may_send(&[1; 32]) && !admission.may_send(&[2; 32]));
-        assert!(!admission.answered(StatusCode::UNAUTHORIZED, [1; 32]));
+        assert!(admission.may_send(true) && !admission.may_send(false));
+        assert!(!admission.answered(StatusCode::UNAUTHORIZED));
         assert_eq!(
             good(&mut admission),
             Judgement::Refuse(GONE, Refusal::Spent)
@@ -402,7 +392,7 @@ mod tests {
             admission.arm();
             good(&mut admission);
             assert!(
-                !admission.answered(StatusCode::from_u16(status).unwrap(), [1; 32]),
+                !admission.answered(StatusCode::from_u16(status).unwrap()),
                 "{status}"
             );
             assert_eq!(
@@ -446,7 +436,7 @@ mod tests {
             good(&mut admission),
             Judgement::Refuse(GONE, Refusal::Spent)
         );
-        assert!(!admission.may_send(&[1; 32]));
+        assert!(!admission.may_send(true));
     }
 
     #[test]
@@ -563,15 +553,15 @@ mod tests {
             for step in steps {
                 match step {
                     0 | 1 => reading += u32::from(good(&mut admission) == Judgement::Admit),
-                    2 if reading > 0 && admission.may_send(&[7; 32]) => {
+                    2 if reading > 0 && admission.may_send(true) => {
                         sent += 1;
                         reading -= 1;
-                        admission.answered(StatusCode::UNAUTHORIZED, [7; 32]);
+                        admission.answered(StatusCode::UNAUTHORIZED);
                     }
-                    3 if reading > 0 && admission.may_send(&[7; 32]) => {
+                    3 if reading > 0 && admission.may_send(true) => {
                         sent += 1;
                         reading -= 1;
-                        admission.answered(StatusCode::OK, [7; 32]);
+                        admission.answered(StatusCode::OK);
                     }
                     4 => admission.void(),
                     _ => {}

@@ -1,0 +1,551 @@
+//! One generation between the moment when its lane is armed and its end: the loop in which service, CLI and host meet.
+//!
+//! The loop is a table of events: each arm takes one and changes [`Evidence`], and after each the pure decision says
+//! whether to go on. Nothing in an arm waits for anything else, so a slow host, a slow CLI and a silent service each
+//! meet their own deadline.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode, header};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::admission::Stage;
+use super::classify;
+use super::completion::{Answer as Judged, Decision, Evidence, FINALISATION_GRACE, ProcessMode};
+use super::isolation::InitVerdict;
+use super::lane::{Admitted, Arrival, BrokenOff, Lane, Reply};
+use super::native::Native;
+use super::prepared::{self, Prepared};
+use super::reading::Reading;
+use super::upstream::{Answer, AnswerBody, Upstream};
+use crate::error::{Error, ErrorCode, Result};
+use crate::event::{Done, Event, Notice, Plan, StateOrder};
+use crate::process::Exit;
+use crate::provider::{EventSender, TrySend};
+use crate::request::Limits;
+use crate::turn::{Finished, Turn};
+
+/// Longest wait for the answer to a control request (SPEC 3).
+pub(crate) const CONTROL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
+/// How long the connection to the service is read on after the answer, so that it can be used again.
+const LINGER: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// How a generation ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// The host has the whole answer.
+    Released,
+    /// The host is to hear this.
+    Failed(Error),
+    /// The host is gone.
+    Cancelled,
+    /// Built-in plugins slipped through: start again with these disabled. Nothing was sent or said.
+    Relaunch(Vec<String>),
+}
+
+/// What one CLI process offers to a generation.
+pub(crate) struct Seat<'a> {
+    pub(crate) lane: &'a Lane,
+    pub(crate) arrivals: &'a mut mpsc::Receiver<Arrival>,
+    pub(crate) natives: &'a mut mpsc::Receiver<Native>,
+    pub(crate) exit: Pin<Box<dyn Future<Output = Exit> + Send>>,
+    /// Answers what the CLI asks: the in-band tool server, and requests that are not served.
+    pub(crate) respond: &'a mut (dyn FnMut(&Native) -> Result<()> + Send),
+    /// Control requests that the CLI has not answered yet.
+    pub(crate) controls: usize,
+    /// The isolation of this process was seen to hold.
+    pub(crate) isolated: bool,
+}
+
+/// One generation.
+pub(crate) struct Exchange<'a> {
+    seat: Seat<'a>,
+    upstream: &'a Upstream,
+    prepared: &'a Prepared,
+    events: &'a mut EventSender,
+    limits: Limits,
+    reading: Reading,
+    evidence: Evidence,
+    queue: VecDeque<Event>,
+    /// A request that waits for the isolation to be seen.
+    held: Option<Admitted>,
+    /// The request whose answer is under way, and the body that was admitted first.
+    admitted: Option<Admitted>,
+    first_body: Option<Bytes>,
+    sending: Option<Pin<Box<dyn Future<Output = Result<Answer>> + Send>>>,
+    body: Option<AnswerBody>,
+    /// The CLI's copy of the answer (per request only).
+    copy: Option<mpsc::Sender<Result<Bytes, BrokenOff>>>,
+    copying: Option<Result<Bytes, BrokenOff>>,
+    finished: Option<Finished>,
+    upstream_requests: u32,
+    started: Instant,
+    progress: Option<Instant>,
+    whole: Option<Instant>,
+}
+
+impl<'a> Exchange<'a> {
+    /// A generation whose lane is armed and whose line is on its way to the CLI.
+    pub(crate) fn new(
+        mode: ProcessMode,
+        seat: Seat<'a>,
+        upstream: &'a Upstream,
+        prepared: &'a Prepared,
+        events: &'a mut EventSender,
+        how: Plan,
+        started: Instant,
+    ) -> Self {
+        Self {
+            reading: Reading::new(Turn::new(prepared.tool_names(), how)),
+            evidence: Evidence::new(mode),
+            limits: prepared.limits,
+            queue: VecDeque::new(),
+            held: None,
+            admitted: None,
+            first_body: None,
+            sending: None,
+            body: None,
+            copy: None,
+            copying: None,
+            finished: None,
+            upstream_requests: 0,
+            started,
+            progress: None,
+            whole: None,
+            seat,
+            upstream,
+            prepared,
+            events,
+        }
+    }
+
+    /// Runs the generation to its end. The lane's admission is void afterwards.
+    pub(crate) async fn run(mut self) -> (Ended, Remains) {
+        let ended = self.table().await;
+        self.seat.lane.admission().void();
+        let ended = match ended {
+            Ended::Failed(error) => Ended::Failed(error.with_output_seen(self.reading.turn().output_seen())),
+            other => other,
+        };
+        let remains = Remains {
+            body: self.body.take(),
+            native_is_over: self.evidence.native_is_over(),
+            native_is_good: matches!(
+                self.evidence.result,
+                Some(crate::wire::stream_json::Verdict::Completed)
+            ),
+            isolated: self.seat.isolated,
+        };
+        (ended, remains)
+    }
+
+    async fn table(&mut self) -> Ended {
+        loop {
+            match self.flush() {
+                Ok(true) => return Ended::Released,
+                Ok(false) => {}
+                Err(ended) => return ended,
+            }
+            let (deadline, late) = self.deadline();
+            let step = tokio::select! {
+                () = self.events.cancelled().cancelled() => return Ended::Cancelled,
+                () = tokio::time::sleep_until(deadline) => return Ended::Failed(late),
+                () = self.events.ready(), if !self.queue.is_empty() => Ok(()),
+                Some(arrival) = self.seat.arrivals.recv() => self.arrived(arrival),
+                native = self.seat.natives.recv(), if !self.evidence.output_ended => match self.heard(native) {
+                    Ok(Some(plugins)) => return Ended::Relaunch(plugins),
+                    Ok(None) => Ok(()),
+                    Err(error) => Err(error),
+                },
+                exit = &mut self.seat.exit, if self.evidence.exit.is_none() => {
+                    self.evidence.exit = Some(exit);
+                    Ok(())
+                }
+                answer = pending(&mut self.sending) => self.answered(answer).await,
+                chunk = next_chunk(&mut self.body), if self.queue.is_empty() && self.copying.is_none() => {
+                    self.take(chunk)
+                }
+                () = room(&self.copy), if self.copying.is_some() => {
+                    self.pass_on();
+                    Ok(())
+                }
+            };
+            if let Err(error) = step {
+                return self.fail(error).await;
+            }
+            match self.evidence.decide() {
+                Decision::Wait => {}
+                Decision::Fail(error) => return self.fail(error).await,
+                Decision::Release => self.release(),
+            }
+        }
+    }
+
+    /// What was decoded before a failure still belongs to the host, in order and before the failure.
+    async fn fail(&mut self, error: Error) -> Ended {
+        let total = self.started + self.limits.total;
+        loop {
+            match self.flush() {
+                Err(ended) => return ended,
+                Ok(_) if self.queue.is_empty() => return Ended::Failed(error),
+                Ok(_) => {}
+            }
+            tokio::select! {
+                () = self.events.cancelled().cancelled() => return Ended::Cancelled,
+                () = tokio::time::sleep_until(total) => return Ended::Failed(error),
+                () = self.events.ready() => {}
+            }
+        }
+    }
+
+    /// Gives the host what it has room for. True when the last event is given.
+    fn flush(&mut self) -> Result<bool, Ended> {
+        while let Some(event) = self.queue.pop_front() {
+            let last = matches!(event, Event::Done(_));
+            match self.events.try_send(event) {
+                Ok(()) if last => return Ok(true),
+                Ok(()) => {}
+                Err(TrySend::Full(event)) => {
+                    self.queue.push_front(*event);
+                    return Ok(false);
+                }
+                Err(TrySend::Cancelled) => return Err(Ended::Cancelled),
+            }
+        }
+        Ok(false)
+    }
+
+    fn deadline(&self) -> (Instant, Error) {
+        let total = self.started + self.limits.total;
+        let late = |code: ErrorCode, limit: std::time::Duration| {
+            Error::new(code, format!("the deadline of {} s passed", limit.as_secs_f32()))
+        };
+        let (at, error) = match (self.whole, self.progress) {
+            (Some(whole), _) => (whole + FINALISATION_GRACE, self.evidence.overdue()),
+            (None, _) if self.seat.controls > 0 && self.upstream_requests == 0 => {
+                let limit = CONTROL_TIMEOUT.min(self.limits.start);
+                (self.started + limit, late(ErrorCode::ControlTimeout, limit))
+            }
+            (None, Some(progress)) => {
+                (progress + self.limits.idle, late(ErrorCode::IdleTimeout, self.limits.idle))
+            }
+            (None, None) => {
+                (self.started + self.limits.start, late(ErrorCode::StartTimeout, self.limits.start))
+            }
+        };
+        // A host that does not read is not the service's silence: only the overall deadline counts then.
+        if at > total || !self.queue.is_empty() {
+            return (total, late(ErrorCode::TotalTimeout, self.limits.total));
+        }
+        (at, error)
+    }
+
+    /// A request came in over the lane.
+    fn arrived(&mut self, arrival: Arrival) -> Result<()> {
+        match arrival {
+            Arrival::Request(admitted) if self.seat.isolated => self.admit(admitted),
+            Arrival::Request(admitted) => {
+                self.held = Some(admitted);
+                Ok(())
+            }
+            Arrival::Refused(refusal) => {
+                self.evidence.refused += u32::from(refusal.is_extra_generation());
+                if refusal == super::admission::Refusal::Key {
+                    let what = "the CLI sent a key instead of the subscription's bearer";
+                    return Err(Error::new(ErrorCode::IsolationAuth, what));
+                }
+                Ok(())
+            }
+            Arrival::AnsweredLocally => Ok(()),
+            Arrival::Unreadable => {
+                Err(Error::new(ErrorCode::RelayTransit, "the CLI's request could not be read to its end"))
+            }
+        }
+    }
+
+    /// The CLI said something.
+    fn heard(&mut self, native: Option<Native>) -> Result<Option<Vec<String>>> {
+        match native {
+            Some(Native::Init(verdict)) => return self.judged(verdict),
+            Some(Native::Assistant) => self.evidence.assistant = true,
+            Some(Native::MessageStop) => self.evidence.message_stop = true,
+            Some(Native::Retry { status }) => {
+                let reason = "the CLI tries again".to_owned();
+                self.queue.push_back(Event::Notice(Notice::Retry { status, reason }));
+            }
+            Some(Native::Result(verdict)) => self.evidence.result = Some(verdict),
+            Some(Native::Control { refused: true, .. }) => {
+                let what = "the CLI refused to take over a setting of the request";
+                return Err(Error::new(ErrorCode::VersionIncompatible, what));
+            }
+            Some(Native::Control { .. }) => {
+                self.seat.controls = self.seat.controls.saturating_sub(1);
+            }
+            Some(ask @ (Native::Mcp { .. } | Native::Unsupported { .. })) => {
+                (self.seat.respond)(&ask)?;
+            }
+            Some(Native::Broken(error)) => return Err(error),
+            Some(Native::End) | None => self.evidence.output_ended = true,
+        }
+        Ok(None)
+    }
+
+    fn judged(&mut self, verdict: InitVerdict) -> Result<Option<Vec<String>>> {
+        match verdict {
+            InitVerdict::Refused(error) => return Err(error),
+            InitVerdict::BuiltinPlugins(plugins) if self.upstream_requests == 0 => return Ok(Some(plugins)),
+            InitVerdict::BuiltinPlugins(plugins) => {
+                let what = format!("built-in plugins are active: {}", plugins.join(", "));
+                return Err(Error::new(ErrorCode::IsolationCustomizations, what));
+            }
+            InitVerdict::Isolated => self.seat.isolated = true,
+        }
+        match self.held.take() {
+            Some(admitted) => self.admit(admitted).map(|()| None),
+            None => Ok(None),
+        }
+    }
+
+    /// The request took the admission and the isolation holds: give it the host's messages and send it.
+    fn admit(&mut self, admitted: Admitted) -> Result<()> {
+        let restored = match self.prepared.restore(&admitted.body) {
+            Ok(restored) => restored,
+            Err(prepared::Misfit::NotOurs) => {
+                let may_come = self.seat.lane.admission().give_back();
+                self.evidence.refused += 1;
+                admitted.answer(Reply::Gone);
+                let what = "too many requests without the placeholder came from the CLI";
+                return may_come.then_some(()).ok_or_else(|| Error::new(ErrorCode::RelayTransit, what));
+            }
+            Err(prepared::Misfit::Refused(error)) => {
+                admitted.answer(Reply::Gone);
+                return Err(error);
+            }
+        };
+        if !has_bearer(&admitted.headers) {
+            admitted.answer(Reply::Gone);
+            let what = "the CLI's request carries no bearer of the subscription";
+            return Err(Error::new(ErrorCode::IsolationAuth, what));
+        }
+        let same = self.first_body.as_ref().is_some_and(|first| *first == admitted.body);
+        if !self.seat.lane.admission().may_send(same) {
+            admitted.answer(Reply::Gone);
+            self.evidence.refused += 1;
+            return Ok(());
+        }
+        self.first_body = Some(admitted.body.clone());
+        self.upstream_requests += 1;
+        let (upstream, path, headers) = (self.upstream.clone(), admitted.path.clone(), admitted.headers.clone());
+        self.sending = Some(Box::pin(async move { upstream.send(&path, &headers, restored).await }));
+        self.admitted = Some(admitted);
+        Ok(())
+    }
+
+    /// The head of the service's answer came, or none will.
+    async fn answered(&mut self, answer: Result<Answer>) -> Result<()> {
+        self.sending = None;
+        let Some(admitted) = self.admitted.take() else { return Ok(()) };
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                let _ = self.seat.lane.admission().answered(StatusCode::BAD_GATEWAY);
+                admitted.answer(self.in_place_of(None));
+                self.evidence.answer = Judged::Failed(error);
+                return Ok(());
+            }
+        };
+        let again = self.seat.lane.admission().answered(answer.status);
+        if answer.status == StatusCode::OK {
+            self.body = Some(answer.body);
+            self.answer_with_stream(admitted, answer.headers);
+            return Ok(());
+        }
+        let body = tokio::select! {
+            body = answer.body.read_error() => body,
+            () = self.events.cancelled().cancelled() => return Ok(()),
+        };
+        let error = classify::failed_answer(answer.status, &answer.headers, &body);
+        let whole = Reply::Whole { status: answer.status, headers: answer.headers, body };
+        if again {
+            // The CLI renews its token and sends the same body once more.
+            let reason = "the service answered 401; the CLI renews its sign-in".to_owned();
+            self.queue.push_back(Event::Notice(Notice::Retry { status: Some(401), reason }));
+            admitted.answer(whole);
+            return Ok(());
+        }
+        admitted.answer(self.in_place_of(Some(whole)));
+        self.evidence.answer = Judged::Failed(error);
+        Ok(())
+    }
+
+    /// What the CLI is told of a failed answer. A kept process is told that all is well, so that it asks nothing more and
+    /// stays usable; only a refused sign-in it has to see.
+    fn in_place_of(&self, whole: Option<Reply>) -> Reply {
+        match (self.evidence.mode, whole) {
+            (_, Some(whole @ Reply::Whole { status: StatusCode::UNAUTHORIZED, .. })) => whole,
+            (ProcessMode::Warm, _) => Reply::Synthetic,
+            (ProcessMode::PerRequest, Some(whole)) => whole,
+            (ProcessMode::PerRequest, None) => Reply::Gone,
+        }
+    }
+
+    fn answer_with_stream(&mut self, admitted: Admitted, headers: HeaderMap) {
+        match self.evidence.mode {
+            ProcessMode::Warm => admitted.answer(Reply::Synthetic),
+            ProcessMode::PerRequest => {
+                let (copy, chunks) = mpsc::channel(1);
+                self.copy = Some(copy);
+                admitted.answer(Reply::Stream { headers, chunks });
+            }
+        }
+    }
+
+    /// A piece of the answer, its end, or its break.
+    fn take(&mut self, chunk: Option<std::io::Result<Bytes>>) -> Result<()> {
+        let mut out = Vec::new();
+        let fed = match chunk {
+            Some(Ok(chunk)) => {
+                if self.copy.is_some() {
+                    self.copying = Some(Ok(chunk.clone()));
+                }
+                self.reading.feed(chunk, &mut out)
+            }
+            Some(Err(_)) | None => {
+                self.body = None;
+                let ended = self.reading.end();
+                if ended.is_err() && matches!(chunk, Some(Err(_))) && self.copy.is_some() {
+                    self.copying = Some(Err(BrokenOff));
+                } else {
+                    self.copy = None;
+                }
+                ended.map(|()| false)
+            }
+        };
+        self.queue.extend(out);
+        match fed {
+            Ok(progress) => {
+                if progress {
+                    self.progress = Some(Instant::now());
+                }
+                self.judge_answer();
+            }
+            Err(error) => {
+                self.body = None;
+                if self.copy.is_some() && self.copying.is_none() {
+                    self.copying = Some(Err(BrokenOff));
+                }
+                self.evidence.answer = Judged::Failed(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn judge_answer(&mut self) {
+        if !self.reading.turn().is_stopped() || self.whole.is_some() {
+            return;
+        }
+        self.whole = Some(Instant::now());
+        let Some(finished) = self.reading.turn().finish() else {
+            let what = "the answer ended without token counts";
+            self.evidence.answer = Judged::Failed(Error::new(ErrorCode::StreamInterrupted, what));
+            return;
+        };
+        self.evidence.answer = Judged::Whole {
+            stop: finished.stop.clone(),
+            calls: finished.has_calls(),
+            visible: finished.has_calls() || !finished.message.text().is_empty(),
+        };
+        self.finished = Some(finished);
+    }
+
+    fn pass_on(&mut self) {
+        let Some(copy) = &self.copy else {
+            self.copying = None;
+            return;
+        };
+        if let Some(chunk) = self.copying.take() {
+            let last = chunk.is_err() || self.body.is_none();
+            // A CLI that no longer reads has ended its turn; its records say how.
+            let gone = copy.try_send(chunk).is_err();
+            if last || gone {
+                self.copy = None;
+            }
+        }
+    }
+
+    fn release(&mut self) {
+        let Some(finished) = self.finished.take() else { return };
+        self.queue.extend(finished.suffix);
+        if self.evidence.refused > 0 {
+            let count = self.evidence.refused;
+            self.queue.push_back(Event::Notice(Notice::RequestsRefused { count }));
+        }
+        self.queue.push_back(Event::Done(Done {
+            stop: finished.stop,
+            message: finished.message,
+            usage: finished.usage,
+            model: finished.model,
+            state: StateOrder::Unchanged,
+            upstream_requests: self.upstream_requests,
+            laboratory: self.upstream.is_laboratory(),
+        }));
+    }
+}
+
+/// What is left of a generation after its end.
+pub(crate) struct Remains {
+    body: Option<AnswerBody>,
+    /// The CLI has ended its turn.
+    pub(crate) native_is_over: bool,
+    /// ... and well.
+    pub(crate) native_is_good: bool,
+    /// The isolation of the process was seen to hold.
+    pub(crate) isolated: bool,
+}
+
+impl Remains {
+    /// Reads a finished answer's connection to its end, for a moment, so that it can be used again.
+    pub(crate) async fn linger(&mut self) {
+        if let Some(mut body) = self.body.take() {
+            let rest = async { while let Some(Ok(_)) = body.chunk().await {} };
+            let _ = tokio::time::timeout(LINGER, rest).await;
+        }
+    }
+
+    /// Closes the connection to the service at once.
+    pub(crate) fn hang_up(&mut self) {
+        self.body = None;
+    }
+}
+
+/// Whether a lane's process may serve another generation.
+pub(crate) fn is_reusable(lane: &Lane) -> bool {
+    matches!(lane.admission().stage(), Stage::Spent | Stage::Idle)
+}
+
+fn has_bearer(headers: &HeaderMap) -> bool {
+    headers.get(header::AUTHORIZATION).is_some_and(|value| value.as_bytes().starts_with(b"Bearer "))
+}
+
+async fn pending<T>(future: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn next_chunk(body: &mut Option<AnswerBody>) -> Option<std::io::Result<Bytes>> {
+    match body {
+        Some(body) => body.chunk().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn room(copy: &Option<mpsc::Sender<Result<Bytes, BrokenOff>>>) {
+    if let Some(copy) = copy {
+        let _ = copy.reserve().await;
+    }
+}

@@ -1,0 +1,215 @@
+//! A request made ready: everything that can be wrong with it is found here, before anything is started or spent. Pure.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::fit::{self, Fit};
+use super::isolation::Expected;
+use crate::cli::launch::PLACEHOLDER;
+use crate::conversation::Message;
+use crate::conversation::encode::{Marks, Ttl, encode};
+use crate::conversation::names;
+use crate::conversation::normalise::{NormaliseOptions, normalise};
+use crate::error::{Error, ErrorCode, Result};
+use crate::models;
+use crate::request::{Effort, Limits, Request, TransportSession};
+use crate::tools::{Catalogue, check_tools};
+use crate::turn::ToolNames;
+use crate::wire::splice::{CacheTtl, NativeBody, SpliceError};
+
+/// The CLI's system prompt is marked twice; the service takes four marks in all.
+const MARKS: usize = 2;
+
+/// Where the host's tools travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ToolCarrier {
+    /// In the CLI's extra-body setting: they reach the service exactly as they are, in any number of changes on a live
+    /// process, and the CLI need not know of them.
+    #[default]
+    ExtraBody,
+    /// As the CLI's own MCP tools: in-band in a warm process (then fixed at its start, since a live CLI keeps what it
+    /// sent once), by stdio in a process per request.
+    Mcp,
+}
+
+/// Why a request of the CLI is not sent.
+#[derive(Debug)]
+pub(crate) enum Misfit {
+    /// It is another request than the one that was caused; the right one may still come.
+    NotOurs,
+    /// It is the one, and it is not as it has to be.
+    Refused(Error),
+}
+
+/// A request that may be sent.
+pub(crate) struct Prepared {
+    pub(crate) session: TransportSession,
+    pub(crate) fit: Fit,
+    pub(crate) catalogue: Catalogue,
+    pub(crate) carrier: ToolCarrier,
+    pub(crate) limits: Limits,
+    /// What the normaliser changed, in words.
+    pub(crate) changes: Vec<String>,
+    /// The top-level fields that have to arrive as they were given.
+    fields: Vec<(String, Value)>,
+    messages: Vec<Message>,
+    encoded: Box<RawValue>,
+}
+
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prepared").field("messages", &self.messages.len()).finish_non_exhaustive()
+    }
+}
+
+impl Prepared {
+    /// Checks and encodes a request.
+    ///
+    /// # Errors
+    ///
+    /// `request_invalid`, `tool_*`, `effort_unsupported`, `history_too_large` or `context_length_exceeded`.
+    pub(crate) fn new(request: Request, carrier: ToolCarrier) -> Result<Self> {
+        check(&request)?;
+        let catalogue = Catalogue::build(&request.tools)?;
+        let tools = match carrier {
+            ToolCarrier::ExtraBody => Some(catalogue.extra_body_tools()),
+            ToolCarrier::Mcp => None,
+        };
+        let tools = tools.filter(|tools| !tools.is_empty());
+        let published = |host: &str| names::published(host).unwrap_or_else(|_| host.to_owned());
+        let extra = fit::extra_body(tools, &request.sampling, request.effort, published);
+        let fields = extra.iter().filter(|(key, _)| *key != "tools").map(|(k, v)| (k.clone(), v.clone()));
+        let fields = fields.collect();
+        let (encoded, changes) = encoded(&request.messages, Ttl::OneHour)?;
+        models::check_context(&request.model, &request.messages, encoded.get().len(), &request.system)?;
+        Ok(Self {
+            session: request.session,
+            fit: Fit {
+                model: request.model.0,
+                effort: request.effort.filter(|effort| *effort != Effort::None),
+                system: request.system,
+                extra: Value::Object(extra).to_string(),
+            },
+            limits: request.limits,
+            catalogue,
+            carrier,
+            changes,
+            fields,
+            messages: request.messages,
+            encoded,
+        })
+    }
+
+    /// Maps published tool names back to the host's.
+    pub(crate) fn tool_names(&self) -> ToolNames {
+        let names = self.catalogue.names().clone();
+        Box::new(move |published| names.resolve(published).host().map(str::to_owned))
+    }
+
+    /// What the CLI's first record has to show.
+    pub(crate) fn expected(&self, server: Option<&str>) -> Expected {
+        let tools = match self.carrier {
+            ToolCarrier::ExtraBody => Vec::new(),
+            ToolCarrier::Mcp => self.catalogue.expected_tool_names().map(str::to_owned).collect(),
+        };
+        Expected { server: server.map(str::to_owned), tools }
+    }
+
+    /// The CLI's request with the host's messages in place of its own, every other byte kept.
+    pub(crate) fn restore(&self, native: &Bytes) -> Result<Bytes, Misfit> {
+        let body = NativeBody::read(native).map_err(misfit)?;
+        let inspection = body.inspect();
+        let ttl = inspection.marks.iter().map(|mark| mark.ttl).next_back();
+        let spliced = match ttl {
+            Some(CacheTtl::OneHour) => body.splice(&self.encoded, PLACEHOLDER),
+            other => {
+                // The CLI went over to another lifetime (or none): a mark of an hour may not stand behind one of five
+                // minutes, so ours follow it.
+                let ttl = if other.is_some() { Ttl::FiveMinutes } else { Ttl::None };
+                let (again, _) = encoded(&self.messages, ttl).map_err(Misfit::Refused)?;
+                body.splice(&again, PLACEHOLDER)
+            }
+        };
+        let restored = spliced.map_err(misfit)?;
+        self.check_arrived(&body, &inspection.tool_names_str(), inspection.stream).map_err(Misfit::Refused)?;
+        Ok(restored.into())
+    }
+
+    /// Whether the request carries exactly what the host asked for.
+    fn check_arrived(&self, body: &NativeBody<'_>, tools: &[&str], stream: Option<bool>) -> Result<()> {
+        if stream != Some(true) {
+            return Err(Error::new(ErrorCode::RelayTransit, "the CLI's request is not a streamed one"));
+        }
+        check_tools(tools.iter().copied(), self.catalogue.expected_tool_names()).into_result()?;
+        for (key, given) in &self.fields {
+            let arrived: Option<Value> = body.field(key).and_then(|raw| serde_json::from_str(raw.get()).ok());
+            if !arrived.is_some_and(|arrived| contains(given, &arrived)) {
+                let what = format!("the CLI did not pass on the setting {key}");
+                return Err(Error::new(ErrorCode::SamplingUnsupported, what));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The CLI merges `output_config` key by key (all three versions), so there it may have more than was given.
+fn contains(given: &Value, arrived: &Value) -> bool {
+    match (given, arrived) {
+        (Value::Object(given), Value::Object(arrived)) => given
+            .iter()
+            .all(|(key, value)| arrived.get(key).is_some_and(|arrived| fit::same_value(value, arrived))),
+        _ => fit::same_value(given, arrived),
+    }
+}
+
+fn misfit(error: SpliceError) -> Misfit {
+    match error {
+        SpliceError::PlaceholderMissing => Misfit::NotOurs,
+        SpliceError::RestoredTooLarge { .. } | SpliceError::NativeTooLarge { .. } => {
+            Misfit::Refused(Error::new(ErrorCode::HistoryTooLarge, error.to_string()))
+        }
+        _ => Misfit::Refused(Error::new(ErrorCode::RelayTransit, error.to_string())),
+    }
+}
+
+fn encoded(messages: &[Message], ttl: Ttl) -> Result<(Box<RawValue>, Vec<String>)> {
+    let normalised = normalise(messages, &NormaliseOptions::default())?;
+    let encoded = encode(&normalised, Marks { ttl, most: MARKS })?;
+    let text = String::from_utf8(encoded.bytes)
+        .map_err(|_| Error::new(ErrorCode::Internal, "the encoded messages are not UTF-8"))?;
+    let raw = RawValue::from_string(text)
+        .map_err(|_| Error::new(ErrorCode::Internal, "the encoded messages are not JSON"))?;
+    Ok((raw, normalised.changes.iter().map(ToString::to_string).collect()))
+}
+
+fn check(request: &Request) -> Result<()> {
+    models::check_model_id(&request.model)?;
+    models::check_effort(&request.model, request.effort)?;
+    let invalid = |what: &str| Err(Error::new(ErrorCode::RequestInvalid, what));
+    if request.session.0.contains('\0') || request.session.0.is_empty() {
+        return invalid("the transport session is empty or has a NUL byte");
+    }
+    if request.state.is_some() {
+        return invalid("a relay keeps no backend state; leave it out");
+    }
+    if request.sampling.max_tokens == Some(0) {
+        return invalid("max_tokens has to be at least 1");
+    }
+    if let Some(crate::request::ToolChoice::Tool { name, .. }) = &request.sampling.tool_choice
+        && !request.tools.iter().any(|tool| tool.name == *name)
+    {
+        return invalid(&format!("tool_choice names {name:?}, which is not among the tools"));
+    }
+    if request.sampling.tool_choice.is_some() && request.tools.is_empty() {
+        return invalid("tool_choice needs tools");
+    }
+    for (name, limit) in [("start", request.limits.start), ("idle", request.limits.idle), ("total", request.limits.total)] {
+        if limit < Duration::from_millis(1) {
+            return invalid(&format!("the {name} deadline is zero"));
+        }
+    }
+    Ok(())
+}
