@@ -3,6 +3,9 @@
 //! Read tolerantly: an event, block or delta type that is new is a value of its own ([`StreamEvent::Unknown`], [`BlockKind::Unknown`],
 //! [`Delta::Unknown`]) that the reader skips and counts; fields that are new are ignored. A known type without what makes it up is an error.
 
+use std::fmt;
+
+use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
@@ -33,7 +36,7 @@ pub enum MessagesError {
 #[non_exhaustive]
 pub enum StreamEvent<'a> {
     /// The message begins.
-    MessageStart(Message<'a>),
+    MessageStart(Box<Message<'a>>),
     /// A block begins.
     ContentBlockStart {
         /// Position in the message, from 0.
@@ -181,13 +184,38 @@ impl<'a> Content<'a> {
 
 impl<'de: 'a, 'a> Deserialize<'de> for Content<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let raw = <&RawValue>::deserialize(deserializer)?;
-        let read = match raw.get().as_bytes()[0] {
-            b'"' => serde_json::from_str(raw.get()).map(Content::Text),
-            b'n' => Ok(Content::default()),
-            _ => serde_json::from_str(raw.get()).map(Content::Blocks),
-        };
-        read.map_err(serde::de::Error::custom)
+        // By hand and not as an untagged enum, which would buffer a tool input of megabytes.
+        struct ContentVisitor;
+
+        impl<'de> Visitor<'de> for ContentVisitor {
+            type Value = Content<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of blocks")
+            }
+
+            fn visit_unit<E>(self) -> Result<Self::Value, E> {
+                Ok(Content::default())
+            }
+
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+                Ok(Content::Text(text.into()))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(Content::Text(text.to_owned().into()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+                let mut blocks = Vec::new();
+                while let Some(block) = seq.next_element()? {
+                    blocks.push(block);
+                }
+                Ok(Content::Blocks(blocks))
+            }
+        }
+
+        deserializer.deserialize_any(ContentVisitor)
     }
 }
 

@@ -55,7 +55,7 @@ fn deltas_borrow_and_any_key_order_reads() {
     let text = delta(
         r#"{"delta":{"text":"Hé","type":"text_delta"},"index":0,"type":"content_block_delta"}"#,
     );
-    assert!(matches!(&text, Delta::Text(text) if text == &"Hé" && text.is_borrowed()));
+    assert!(matches!(&text, Delta::Text(text) if *text == "Hé" && text.is_borrowed()));
     let thinking = r#"{"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":" \r\n","estimated_tokens":4}}"#;
     assert_eq!(delta(thinking), Delta::Thinking(" \r\n".into()));
     let signature = r#"{"type":"content_block_delta","index":0,"delta":{"type":"signature_delta","signature":"S=="}}"#;
@@ -143,7 +143,7 @@ fn bug_007_content_as_a_plain_string_is_one_text_block() {
         serde_json::from_str(r#"{"role":"user","content":"hi","usage":{"input_tokens":null}}"#)
             .unwrap();
     assert!(
-        matches!(message.content.kinds().as_slice(), [BlockKind::Text { text }] if text == &"hi")
+        matches!(message.content.kinds().as_slice(), [BlockKind::Text { text }] if *text == "hi")
     );
     assert_eq!(message.usage, Usage::default());
     let message: Message<'_> = serde_json::from_str(r#"{"content":null,"usage":null}"#).unwrap();

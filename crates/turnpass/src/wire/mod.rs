@@ -17,6 +17,7 @@
 //!
 //! Wire shapes were read off Claude CLI 2.1.332, 2.1.287 and 2.1.283 unless a comment names another version.
 
+pub mod control;
 mod lenient;
 pub mod lines;
 pub mod messages;

@@ -375,7 +375,7 @@ fn control_records_in_both_directions() {
         "payloads can hold a bearer"
     );
     assert!(records.iter().any(|record| matches!(record, Record::ControlRequest { request: CliRequest::McpMessage { server_name, message }, .. }
-        if server_name == &"two" && message.get().contains("tools/list"))));
+        if *server_name == "two" && message.get().contains("tools/list"))));
     let line = r#"{"type":"control_response","response":{"subtype":"error","request_id":"r","error":"Model 'x' not found","error_code":"not_found","model":"m"}}"#;
     assert!(
         matches!(one(line), Record::ControlResponse { outcome: ControlOutcome::Error { error_code: Some(code), .. }, .. } if code == "not_found")
