@@ -6,7 +6,8 @@
 //! | module | what |
 //! | --- | --- |
 //! | [`provider`], [`request`], [`event`], [`error`] | the boundary that hosts use |
-//! | [`conversation`] | messages, blocks, normaliser: pure |
+//! | [`conversation`] | messages, blocks, normaliser, digests, the bytes of `messages`: pure |
+//! | [`tools`] | the host's tools: catalogue, the MCP server core and its carriers |
 //! | [`secret`] | values that are never printed |
 
 pub mod conversation;
@@ -15,6 +16,7 @@ pub mod event;
 pub mod provider;
 pub mod request;
 pub mod secret;
+pub mod tools;
 
 pub use error::{Error, ErrorCode, Result};
 pub use event::{Done, Event};
