@@ -546,5 +546,4 @@ fn is_blank(text: &str) -> bool {
 }
 
 #[cfg(test)]
-#[path = "normalise/tests.rs"]
 mod tests;
