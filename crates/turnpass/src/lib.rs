@@ -11,6 +11,8 @@
 //! | [`relay`] | the one-admission relay transport |
 //! | [`wire`] | lines, SSE, stream-json, control, Messages and the body splice: functions over buffers |
 //! | [`process`] | one type that owns a process group, its pipes and its end |
+//! | [`conversation`] | messages, blocks, normaliser, digests, the bytes of `messages`: pure |
+//! | [`tools`] | the host's tools: catalogue, the MCP server core and its carriers |
 //! | [`secret`] | values that are never printed |
 
 pub mod conversation;
@@ -23,6 +25,7 @@ pub mod request;
 pub mod secret;
 pub mod turn;
 pub mod wire;
+pub mod tools;
 
 pub use error::{Error, ErrorCode, Result};
 pub use event::{Done, Event};

@@ -3,7 +3,14 @@
 //! The serde form of these types is what a host may store; it is close to the Messages API but not the same, since ids
 //! and names here are the host's own and thinking is opaque.
 
+pub mod digest;
+pub mod encode;
+pub mod names;
+pub mod normalise;
+
 use serde::{Deserialize, Serialize};
+
+pub use normalise::{NormaliseOptions, Normalised, normalise};
 
 /// Who speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
