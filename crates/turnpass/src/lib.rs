@@ -7,12 +7,16 @@
 //! | --- | --- |
 //! | [`provider`], [`request`], [`event`], [`error`] | the boundary that hosts use |
 //! | [`conversation`] | messages, blocks, normaliser: pure |
+//! | [`cli`] | the installed CLI: where, whether it fits, signed in, how it is started |
+//! | [`models`] | names, ceilings, effort levels, catalogue |
 //! | [`process`] | one type that owns a process group, its pipes and its end |
 //! | [`secret`] | values that are never printed |
 
+pub mod cli;
 pub mod conversation;
 pub mod error;
 pub mod event;
+pub mod models;
 pub mod process;
 pub mod provider;
 pub mod request;
