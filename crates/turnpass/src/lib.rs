@@ -10,14 +10,18 @@
 //! | [`turn`] | the decoder: one streamed message in, events out: pure |
 //! | [`relay`] | the one-admission relay transport |
 //! | [`wire`] | lines, SSE, stream-json, control, Messages and the body splice: functions over buffers |
+//! | [`cli`] | the installed CLI: where, whether it fits, signed in, how it is started |
+//! | [`models`] | names, ceilings, effort levels, catalogue |
 //! | [`process`] | one type that owns a process group, its pipes and its end |
 //! | [`conversation`] | messages, blocks, normaliser, digests, the bytes of `messages`: pure |
 //! | [`tools`] | the host's tools: catalogue, the MCP server core and its carriers |
 //! | [`secret`] | values that are never printed |
 
+pub mod cli;
 pub mod conversation;
 pub mod error;
 pub mod event;
+pub mod models;
 pub mod process;
 pub mod provider;
 pub mod relay;

@@ -50,7 +50,13 @@ fn play_the_host() {
 fn bug_021_a_killed_host_leaves_nothing_running() {
     let dir = tempfile::tempdir().unwrap();
     let fifo = dir.path().join("life");
-    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    assert!(
+        Command::new("mkfifo")
+            .arg(&fifo)
+            .status()
+            .unwrap()
+            .success()
+    );
     // A blocking open for reading ends when the fake program opens the FIFO for writing; the read ends when every
     // process that did so is gone.
     let (done, ended) = mpsc::channel();

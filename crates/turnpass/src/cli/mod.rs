@@ -1,0 +1,18 @@
+//! The installed CLI: where it is, whether it fits, whether it is signed in, and how it is started.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`locate`] | the executable and the rule that found it |
+//! | [`version`] | `claude --version` and the floor |
+//! | [`auth`] | `claude auth status`, as one shared check |
+//! | [`environment`] | what a child may inherit and what is set for it; the only reader of our own environment |
+//! | [`settings`] | the settings file that isolates a child from the person's own configuration |
+//! | [`launch`] | argv, environment and files of each kind of process, as data |
+//! | [`private_dir`] | where launch files live |
+//!
+//! The pure parts decide, thin drivers do. No function here opens, lists or stats a credential file.
+
+pub mod environment;
+pub mod launch;
+pub mod private_dir;
+pub mod settings;
