@@ -578,3 +578,208 @@ impl fmt::Display for Program {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn one(text: &str) -> Directive {
+        let program = parse(text).unwrap();
+        assert_eq!(program.directives.len(), 1, "{program:?}");
+        program.directives[0].clone()
+    }
+
+    fn problem(text: &str) -> String {
+        match one(text) {
+            Directive::Invalid { problem, .. } => problem,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_no_directive_is_text() {
+        for text in [
+            "",
+            "[[",
+            "[[1,2]]",
+            "[[A b]]",
+            "[ [say x]]",
+            "a[[b]c]",
+            "[[[[",
+            "[[-x]]",
+        ] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+        assert!(has_directives("see [[1]] and [[say x]]"));
+    }
+
+    #[test]
+    fn texts_run_to_the_brackets_or_are_json_strings() {
+        assert_eq!(one("[[say  a b ]]"), Directive::Say(" a b ".into()));
+        assert_eq!(one("[[say]]"), Directive::Say(String::new()));
+        assert_eq!(
+            one(r#"[[say "a ]] \n"]]"#),
+            Directive::Say("a ]] \n".into())
+        );
+        assert_eq!(one(r#"[[say "a" b]]"#), Directive::Say(r#""a" b"#.into()));
+        let two = parse("x [[say a]] y\n[[say b]]").unwrap();
+        assert_eq!(
+            two.directives,
+            [Directive::Say("a".into()), Directive::Say("b".into())]
+        );
+    }
+
+    #[test]
+    fn json_ends_where_its_value_ends() {
+        let call = |input| Directive::Call {
+            name: "f".into(),
+            input,
+        };
+        assert_eq!(one("[[call f]]"), call(json!({})));
+        assert_eq!(
+            one(r#"[[call f {"a":[1,[2]],"b":"]]"} ]]"#),
+            call(json!({"a":[1,[2]],"b":"]]"}))
+        );
+        assert_eq!(
+            one(r#"[[call f {\"a\":\"\\n\"}]]"#),
+            call(json!({"a": "\n"}))
+        );
+        assert_eq!(
+            one(r#"[[status 429 {"retry-after":"5"}]]"#),
+            Directive::Status {
+                status: 429,
+                headers: vec![("retry-after".into(), "5".into())]
+            }
+        );
+    }
+
+    #[test]
+    fn wrong_arguments_are_named() {
+        for (text, part) in [
+            ("[[call]]", "name of a tool"),
+            ("[[call f {]]", "JSON value"),
+            ("[[block 3]]", "JSON object"),
+            ("[[status 99]]", "200 to 599"),
+            ("[[status x]]", "HTTP status"),
+            ("[[stall soon]]", "milliseconds"),
+            ("[[cut here]]", "`here`"),
+            ("[[cut]]", "place"),
+            ("[[chunk 5 s 3]]", "chunk N ms M"),
+            ("[[error]]", "error type"),
+            ("[[error x late]]", "start"),
+            ("[[text-size 999999999999]]", "at most"),
+            ("[[say no end", "no closing"),
+            ("[[call f {\"a\":1}", "no closing"),
+            ("[[then [[dance]]", "no closing"),
+            ("[[dance]]", "not a directive"),
+        ] {
+            let problem = problem(text);
+            assert!(problem.contains(part), "{text}: {problem}");
+        }
+    }
+
+    #[test]
+    fn thens_nest_and_follow_each_other() {
+        let program =
+            parse("[[say 0]][[then [[say 1]] [[then [[say 2]]]]]][[then [[say 3]]]]").unwrap();
+        let rounds: Vec<String> = program
+            .rounds()
+            .into_iter()
+            .map(|round| round.iter().map(ToString::to_string).collect())
+            .collect();
+        assert_eq!(
+            rounds,
+            [
+                r#"[[say "0"]]"#,
+                r#"[[say "1"]]"#,
+                r#"[[say "2"]]"#,
+                r#"[[say "3"]]"#
+            ]
+        );
+        let deep = "[[then ".repeat(10_000);
+        assert!(parse(&deep).is_some());
+    }
+
+    fn any_directive() -> impl Strategy<Value = Directive> {
+        let word = "[a-z][a-z0-9_]{0,8}";
+        let json = prop_oneof![
+            any::<i64>().prop_map(Value::from),
+            ".{0,12}".prop_map(Value::from),
+            prop::collection::vec(prop::collection::vec(any::<u8>(), 0..3), 0..3)
+                .prop_map(Value::from),
+        ];
+        let object = prop::collection::btree_map(word, json, 0..4)
+            .prop_map(|map| Value::Object(map.into_iter().collect()));
+        let place = prop::sample::select(vec![
+            Place::BeforeHead,
+            Place::MidBlock,
+            Place::AfterBlock,
+            Place::BeforeStop,
+        ]);
+        let how = prop::sample::select(vec![How::End, How::Close, How::Rst]);
+        prop_oneof![
+            "(?s).{0,30}".prop_map(Directive::Say),
+            "(?s).{0,30}".prop_map(Directive::Think),
+            Just(Directive::Redacted),
+            Just(Directive::Empty),
+            Just(Directive::StallUntilClosed),
+            (0..MAX_TEXT_SIZE_BYTES).prop_map(Directive::TextSize),
+            (word, object.clone()).prop_map(|(name, input)| Directive::Call { name, input }),
+            (word, "(?s).{0,30}").prop_map(|(name, raw)| Directive::RawCall { name, raw }),
+            object.clone().prop_map(Directive::Block),
+            object.clone().prop_map(Directive::Usage),
+            object.prop_map(Directive::StopDetails),
+            word.prop_map(|word| Directive::Stop((word != "null").then_some(word))),
+            (
+                200u16..600,
+                prop::collection::btree_map(word, ".{0,9}", 0..3)
+            )
+                .prop_map(|(status, headers)| Directive::Status {
+                    status,
+                    headers: headers.into_iter().collect()
+                }),
+            (word, any::<bool>()).prop_map(|(kind, mid)| Directive::Error { kind, mid }),
+            any::<u64>().prop_map(Directive::DelayMs),
+            any::<u64>().prop_map(Directive::StallMs),
+            word.prop_map(Directive::Hold),
+            (0u32..10_000).prop_map(Directive::Ping),
+            (place, how).prop_map(|(place, how)| Directive::Cut { place, how }),
+            (1usize..999, any::<u64>())
+                .prop_map(|(chars, gap_ms)| Directive::Chunk { chars, gap_ms }),
+            prop::collection::vec("[a-z]{1,6}", 1..3).prop_map(Directive::Encode),
+        ]
+    }
+
+    fn any_program() -> impl Strategy<Value = Program> {
+        let leaf = prop::collection::vec(any_directive(), 1..4).prop_map(|directives| Program {
+            directives,
+            then: Vec::new(),
+        });
+        leaf.prop_recursive(3, 12, 3, |inner| {
+            let directives = prop::collection::vec(any_directive(), 0..3);
+            (directives, prop::collection::vec(inner, 1..3))
+                .prop_map(|(directives, then)| Program { directives, then })
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_is_read_back(program in any_program(), before in "[a-z \\n]{0,9}") {
+            prop_assert_eq!(parse(&format!("{before}{program}{before}")), Some(program));
+        }
+
+        #[test]
+        fn any_text_is_read_without_a_panic(
+            text in r#"(\[\[|\]\]|say|call|then|status| |"|\{|\}|:|\\|[a-z]|é|\n){0,60}"#,
+        ) {
+            if let Some(program) = parse(&text) {
+                prop_assert!(!program.rounds().is_empty());
+            } else {
+                prop_assert!(!has_directives(&text));
+            }
+        }
+    }
+}

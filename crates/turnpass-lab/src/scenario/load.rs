@@ -61,6 +61,9 @@ fn read(bytes: &[u8], origin: &str) -> Result<Scenario, ScenarioError> {
     Ok(scenario)
 }
 
+/// Finds what is wrong with a part.
+type Problem = fn(&Value) -> Option<String>;
+
 fn fails<T: DeserializeOwned>(value: &Value) -> Option<String> {
     serde_json::from_value::<T>(value.clone())
         .err()
@@ -120,7 +123,7 @@ fn locate_in_reply(place: &str, reply: &Value) -> Option<(String, String)> {
             });
         }
     }
-    let fields: [(&str, fn(&Value) -> Option<String>); 6] = [
+    let fields: [(&str, Problem); 6] = [
         ("when", fails::<super::When>),
         ("body", fails::<Body>),
         ("error", fails::<super::ErrorBody>),

@@ -57,11 +57,13 @@ pub enum Check {
     Schemas,
     /// Tool names occur once.
     UniqueTools,
+    /// A `tool_reference` names an offered tool.
+    References,
 }
 
 impl Check {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Shape,
         Self::Size,
         Self::MaxTokens,
@@ -81,6 +83,7 @@ impl Check {
         Self::CachePlace,
         Self::Schemas,
         Self::UniqueTools,
+        Self::References,
     ];
 }
 
@@ -205,6 +208,7 @@ pub(crate) fn check(
         );
     }
     tools(request, &mut found);
+    references(request, messages, &mut found);
     order(request, messages, &mut found);
     contents(request, messages, signer, &mut found);
     pairs(messages, &mut found);
@@ -262,6 +266,28 @@ fn tools(request: &Value, found: &mut Found<'_>) {
                 &format!("tools.{index}.input_schema"),
                 found,
             );
+        }
+    }
+}
+
+fn references(request: &Value, messages: &[Value], found: &mut Found<'_>) {
+    let offered: HashSet<&str> = list(request, "tools")
+        .filter_map(|(_, tool)| tool["name"].as_str())
+        .collect();
+    let mut visit = |place: String, block: &Value| {
+        let name = block["tool_name"].as_str().unwrap_or_default();
+        if block["type"] == "tool_reference" && !offered.contains(name) {
+            let problem = format!("`{name}` is not among the tools of this request");
+            found.add(Check::References, format!("{place}.tool_name"), problem);
+        }
+    };
+    for (index, message) in messages.iter().enumerate() {
+        for (at, block) in list(message, "content") {
+            let place = format!("messages.{index}.content.{at}");
+            for (inner_at, inner) in list(block, "content") {
+                visit(format!("{place}.content.{inner_at}"), inner);
+            }
+            visit(place, block);
         }
     }
 }

@@ -127,7 +127,7 @@ pub struct Connection {
 /// Who closed a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClosedBy {
-    /// The client, in order.
+    /// The client, in order; also a TLS handshake that came to nothing.
     Client,
     /// The client, by a reset.
     ClientReset,

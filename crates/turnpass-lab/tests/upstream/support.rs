@@ -1,6 +1,10 @@
 //! A client and a reader of SSE for these tests.
 
+use std::io;
+
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use turnpass_lab::scenario::{Reply, Scenario};
 use turnpass_lab::upstream::{Checks, Options, Upstream};
 
@@ -90,4 +94,71 @@ pub(crate) fn text_of(events: &[Value]) -> String {
 pub(crate) fn stop_reason(events: &[Value]) -> &Value {
     let delta = events.iter().find(|event| event["type"] == "message_delta");
     &delta.expect("no message_delta")["delta"]["stop_reason"]
+}
+
+/// What a plain TCP client got: head, body as framed, and the error that reading ended with, if any.
+pub(crate) struct Raw {
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+    pub(crate) error: Option<io::ErrorKind>,
+}
+
+impl Raw {
+    /// The body without its chunk framing, and whether the last chunk was there.
+    pub(crate) fn dechunked(&self) -> (Vec<u8>, bool) {
+        let (mut rest, mut body) = (self.body.as_slice(), Vec::new());
+        while let Some(end) = rest.windows(2).position(|window| window == b"\r\n") {
+            let size =
+                usize::from_str_radix(std::str::from_utf8(&rest[..end]).unwrap(), 16).unwrap();
+            if size == 0 {
+                return (body, true);
+            }
+            body.extend_from_slice(&rest[end + 2..end + 2 + size]);
+            rest = &rest[end + 4 + size..];
+        }
+        (body, false)
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.head
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{name}: ")))
+    }
+}
+
+pub(crate) async fn send(stream: &mut TcpStream, request: &str) {
+    let head = format!(
+        "POST /v1/messages HTTP/1.1\r\nhost: lab\r\ncontent-length: {}\r\n\r\n",
+        request.len()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+}
+
+/// Posts over plain TCP, asks the server to close after it, and reads to the end.
+pub(crate) async fn raw(upstream: &Upstream, request: &Value) -> Raw {
+    let mut stream = TcpStream::connect(upstream.addr()).await.unwrap();
+    let request = request.to_string();
+    let head = format!(
+        "POST /v1/messages HTTP/1.1\r\nhost: lab\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        request.len()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut bytes = Vec::new();
+    let error = stream
+        .read_to_end(&mut bytes)
+        .await
+        .err()
+        .map(|error| error.kind());
+    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n");
+    let (head, body) = match end {
+        Some(end) => (bytes[..end + 2].to_vec(), bytes[end + 4..].to_vec()),
+        None => (bytes, Vec::new()),
+    };
+    Raw {
+        head: String::from_utf8_lossy(&head).replace("\r\n", "\n"),
+        body,
+        error,
+    }
 }
