@@ -1,5 +1,7 @@
 //! The built-in script against a tiny upstream: what the transports rely on.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use serde_json::{Value, json};

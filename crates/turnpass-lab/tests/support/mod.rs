@@ -1,7 +1,7 @@
 //! What the tests of this crate share: a driver of a CLI over its pipes, and a tiny upstream.
 //!
 //! The upstream is deliberately not the laboratory's own, so that the two parts are tested apart.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

@@ -520,7 +520,7 @@ fn keep_answer(shared: &Shared) -> (Value, String, bool) {
     drop(progress);
     if !blocks.is_empty() {
         let message = json!({"role": "assistant", "content": blocks});
-        shared.state.borrow_mut().push(fresh_uuid(), message, false);
+        shared.state.borrow_mut().push(uuid, message, false);
     }
     (stop_reason, text, empty)
 }
