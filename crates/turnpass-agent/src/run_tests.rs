@@ -547,7 +547,7 @@ async fn cancelling_in_the_middle_of_a_shell_tool_leaves_no_process_and_a_valid_
     });
     let report = stage.run("go").await;
     assert!(matches!(report.outcome, Outcome::Cancelled));
-    assert!(tools::testing::group_is_gone(&watch.await.unwrap()));
+    assert!(tools::testing::group_is_gone(&watch.await.unwrap()).await);
     assert!(!stage.path("never").exists());
     let results = stage.results();
     assert_eq!(results[1], ("[ended: cancelled]".into(), true));

@@ -178,14 +178,15 @@ pub(crate) mod testing {
     use super::*;
 
     /// Waits until no process of a group is left, at most five seconds: a killed process is seen until it is reaped.
-    pub(crate) fn group_is_gone(leader: &str) -> bool {
+    pub(crate) async fn group_is_gone(leader: &str) -> bool {
         let leader = rustix::process::Pid::from_raw(leader.trim().parse().unwrap()).unwrap();
         let start = std::time::Instant::now();
         while start.elapsed() < Duration::from_secs(5) {
             if rustix::process::test_kill_process_group(leader).is_err() {
                 return true;
             }
-            std::thread::yield_now();
+            // The runtime of the test reaps the processes.
+            tokio::task::yield_now().await;
         }
         false
     }

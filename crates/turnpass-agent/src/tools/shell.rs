@@ -1,22 +1,15 @@
 //! `shell`: a command, in a process group of its own that ends with the call.
 
-use std::os::fd::OwnedFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::io::AsyncReadExt;
-use tokio::net::unix::pipe::Receiver;
-use tokio::sync::oneshot;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use turnpass::conversation::ToolInput;
+use turnpass::process::{ChildGroup, EndPolicy, Exit, PIPE_DRAIN_LIMIT, Spawn, StdinMode, Stdout};
 use turnpass::request::Tool;
 
 use super::{Effect, Failure, HostTool, Scene, declared, field, one_line, parse};
@@ -28,14 +21,14 @@ const USUAL_SECONDS: u64 = 120;
 /// Longest time that a command may name, in seconds.
 const LONGEST_SECONDS: u64 = 600;
 
-/// From the request to end to the order to die.
-const GRACE: Duration = Duration::from_secs(2);
+/// How a command is ended: two seconds from SIGTERM to SIGKILL, for what it has to put away.
+const ENDING: EndPolicy = EndPolicy {
+    after_stdin_close: Duration::ZERO,
+    after_terminate: Duration::from_secs(2),
+};
 
-/// For the operating system to end a process that was ordered to die.
-const DEATH: Duration = Duration::from_secs(5);
-
-/// For output that is still in the pipe after the end. Only a process that left the group can hold the pipe longer.
-const DRAIN: Duration = Duration::from_secs(1);
+/// Read from the pipe at once, in bytes; on the stack of the call.
+const CHUNK_BYTES: usize = 8 * 1024;
 
 /// Output after which a command is ended, in bytes: nobody reads so much, and something is in a loop.
 const FLOOD_BYTES: u64 = 64 * 1024 * 1024;
@@ -91,10 +84,10 @@ impl HostTool for Shell {
             let input: Input = parse(&input)?;
             let seconds = input.seconds.unwrap_or(USUAL_SECONDS);
             let limit = Duration::from_secs(seconds.clamp(1, LONGEST_SECONDS));
-            let mut running = Running::start(&input.command, scene.directory.path())
+            let running = Running::start(&input.command, scene.directory.path())
                 .map_err(|error| Failure::new(format!("the command could not start: {error}")))?;
-            let end = running.until_the_end(limit, &scene.cancel).await;
-            told(running.output.into_text(), end, limit)
+            let (output, end) = running.finish(limit, &scene.cancel).await;
+            told(output, end, limit)
         })
     }
 }
@@ -102,7 +95,7 @@ impl HostTool for Shell {
 /// Why a command is over.
 #[derive(Debug)]
 enum End {
-    Exited(ExitStatus),
+    Exited(Exit),
     TimeOver,
     Flood,
     Cancelled,
@@ -112,12 +105,8 @@ enum End {
 
 fn told(mut output: String, end: End, limit: Duration) -> Result<String, Failure> {
     let note = match end {
-        End::Exited(status) if status.success() => None,
-        End::Exited(status) => Some(match (status.code(), status.signal()) {
-            (Some(code), _) => format!("[exit status {code}]"),
-            (None, Some(signal)) => format!("[ended by signal {signal}]"),
-            (None, None) => "[ended without a status]".to_owned(),
-        }),
+        End::Exited(exit) if exit.is_success() => None,
+        End::Exited(exit) => Some(format!("[{exit}]")),
         End::TimeOver => Some(format!(
             "[ended: still running after {} seconds]",
             limit.as_secs()
@@ -140,166 +129,76 @@ fn told(mut output: String, end: End, limit: Duration) -> Result<String, Failure
 
 /// A running command with its output.
 struct Running {
-    group: Group,
-    exited: oneshot::Receiver<ExitStatus>,
-    pipe: Option<Receiver>,
+    group: ChildGroup,
+    pipe: Option<Stdout>,
     output: HeadAndTail,
 }
 
 impl Running {
-    fn start(command: &str, directory: &Path) -> std::io::Result<Self> {
-        // One pipe for both streams keeps their order.
-        let (reader, writer) = std::io::pipe()?;
-        let mut shell = Command::new("/bin/sh");
-        shell
-            .args(["-c", command])
-            .current_dir(directory)
-            .stdin(Stdio::null())
-            .stdout(writer.try_clone()?)
-            .stderr(writer)
-            // Programs that would wait for a person who is not there.
-            .envs([
-                ("PAGER", "cat"),
-                ("GIT_PAGER", "cat"),
-                ("GIT_TERMINAL_PROMPT", "0"),
-            ])
-            .process_group(0);
-        let child = shell.spawn();
-        // The command holds the writing ends; the pipe ends only when all of them are closed.
-        drop(shell);
-        let (group, exited) = Group::of(child?)?;
+    fn start(command: &str, directory: &Path) -> turnpass::Result<Self> {
+        // Programs that would wait for a person who is not there.
+        let quiet = [
+            ("PAGER", "cat"),
+            ("GIT_PAGER", "cat"),
+            ("GIT_TERMINAL_PROMPT", "0"),
+        ];
+        let quiet = quiet.map(|(name, value)| (name.into(), value.into()));
+        let mut group = ChildGroup::spawn(&Spawn {
+            program: "/bin/sh".into(),
+            // One pipe for both streams keeps their order.
+            argv: vec!["-c".into(), format!("exec 2>&1\n{command}").into()],
+            env: std::env::vars_os().chain(quiet).collect(),
+            cwd: directory.to_owned(),
+            stdin: StdinMode::Null,
+        })?;
         Ok(Self {
+            pipe: group.take_stdout(),
             group,
-            exited,
-            pipe: Some(Receiver::from_owned_fd(OwnedFd::from(reader))?),
             output: HeadAndTail::default(),
         })
     }
 
-    async fn until_the_end(&mut self, limit: Duration, cancel: &CancellationToken) -> End {
-        let end = self.next_end(Instant::now() + limit, Some(cancel)).await;
-        if let End::Exited(_) = end {
-            self.drain().await;
-            return end;
-        }
-        self.group.signal(Signal::TERM);
-        let mut ended = self.next_end(Instant::now() + GRACE, None).await;
-        if !matches!(ended, End::Exited(_)) {
-            self.group.signal(Signal::KILL);
-            ended = self.next_end(Instant::now() + DEATH, None).await;
-        }
-        if !matches!(ended, End::Exited(_)) {
-            return End::Undead;
-        }
-        self.drain().await;
-        end
-    }
-
-    /// Takes output until the command ends or there is a reason to end it.
-    async fn next_end(&mut self, deadline: Instant, cancel: Option<&CancellationToken>) -> End {
-        let mut buffer = vec![0; 16 * 1024];
-        loop {
+    /// Takes output until the command exits or there is a reason to end it; then ends what is left of its group.
+    ///
+    /// Dropping the future kills the group.
+    async fn finish(mut self, limit: Duration, cancel: &CancellationToken) -> (String, End) {
+        let exited = self.group.wait();
+        let over = tokio::time::sleep(limit);
+        tokio::pin!(exited, over);
+        let end = loop {
             tokio::select! {
                 biased;
-                () = cancelled(cancel) => return End::Cancelled,
-                status = &mut self.exited => {
-                    // The sender is gone without a word only if its thread broke down; the group is dead then as well.
-                    return status.map_or(End::Undead, End::Exited);
-                }
-                () = tokio::time::sleep_until(deadline) => return End::TimeOver,
-                () = next_chunk(&mut self.pipe, &mut self.output, &mut buffer), if self.pipe.is_some() => {
-                    if cancel.is_some() && self.output.total() > FLOOD_BYTES {
-                        return End::Flood;
+                () = cancel.cancelled() => break End::Cancelled,
+                exit = &mut exited => break End::Exited(exit),
+                () = &mut over => break End::TimeOver,
+                () = next_chunk(&mut self.pipe, &mut self.output), if self.pipe.is_some() => {
+                    if self.output.total() > FLOOD_BYTES {
+                        break End::Flood;
                     }
                 }
             }
-        }
-    }
-
-    async fn drain(&mut self) {
-        let deadline = Instant::now() + DRAIN;
-        let mut buffer = vec![0; 16 * 1024];
-        while self.pipe.is_some() && self.output.total() <= FLOOD_BYTES {
-            let next = next_chunk(&mut self.pipe, &mut self.output, &mut buffer);
-            if tokio::time::timeout_at(deadline, next).await.is_err() {
-                return;
+        };
+        let rest = async {
+            while self.pipe.is_some() && self.output.total() <= FLOOD_BYTES {
+                next_chunk(&mut self.pipe, &mut self.output).await;
             }
-        }
-    }
-}
-
-async fn cancelled(cancel: Option<&CancellationToken>) {
-    match cancel {
-        Some(cancel) => cancel.cancelled().await,
-        None => std::future::pending().await,
+        };
+        // The pipe ends with the group, or a little later when a process that left the group holds it.
+        let rest = tokio::time::timeout(ENDING.limit() + PIPE_DRAIN_LIMIT, rest);
+        let (ended, _) = tokio::join!(self.group.end(ENDING), rest);
+        let end = if ended.is_ok() { end } else { End::Undead };
+        (self.output.into_text(), end)
     }
 }
 
 /// Takes what the pipe has; closes it at its end.
-async fn next_chunk(pipe: &mut Option<Receiver>, output: &mut HeadAndTail, buffer: &mut [u8]) {
+async fn next_chunk(pipe: &mut Option<Stdout>, output: &mut HeadAndTail) {
     let Some(open) = pipe else { return };
-    match open.read(buffer).await {
+    let mut buffer = [0; CHUNK_BYTES];
+    match open.read(&mut buffer).await {
         Ok(0) | Err(_) => *pipe = None,
         Ok(count) => output.push(&buffer[..count]),
     }
-}
-
-/// A process group that dies when this is dropped.
-///
-/// A thread waits for the leader without reaping it, so the number cannot be given to another process while there is
-/// still something to signal: first the rest of the group is killed, then the leader is reaped.
-#[derive(Debug)]
-struct Group {
-    leader: Pid,
-    reaped: Arc<Mutex<bool>>,
-}
-
-impl Group {
-    fn of(child: Child) -> std::io::Result<(Self, oneshot::Receiver<ExitStatus>)> {
-        let group = Self {
-            leader: Pid::from_child(&child),
-            reaped: Arc::default(),
-        };
-        let (tell, exited) = oneshot::channel();
-        let (leader, reaped) = (group.leader, group.reaped.clone());
-        std::thread::Builder::new()
-            .name("turnpass-shell".into())
-            .spawn(move || {
-                if let Ok(status) = reap(child, leader, &reaped) {
-                    // Nobody listens when the call was dropped.
-                    let _ = tell.send(status);
-                }
-            })?;
-        Ok((group, exited))
-    }
-
-    fn signal(&self, signal: Signal) {
-        let reaped = self.reaped.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*reaped {
-            // A group whose processes are all gone needs no signal.
-            let _ = rustix::process::kill_process_group(self.leader, signal);
-        }
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        self.signal(Signal::KILL);
-    }
-}
-
-fn reap(mut child: Child, leader: Pid, reaped: &Mutex<bool>) -> std::io::Result<ExitStatus> {
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-    while let Err(error) = rustix::process::waitid(WaitId::Pid(leader), options) {
-        if error != rustix::io::Errno::INTR {
-            break;
-        }
-    }
-    let mut reaped = reaped.lock().unwrap_or_else(PoisonError::into_inner);
-    // What the command left in the background ends with it; there may be nothing.
-    let _ = rustix::process::kill_process_group(leader, Signal::KILL);
-    *reaped = true;
-    child.wait()
 }
 
 #[cfg(test)]
@@ -316,9 +215,9 @@ mod tests {
         assert_eq!(run("true").await.unwrap(), "[no output]");
         assert_eq!(run("cat").await.unwrap(), "[no output]", "input is empty");
         let failed = run("printf x; exit 3").await.unwrap_err();
-        assert_eq!(failed.to_string(), "x\n[exit status 3]");
+        assert_eq!(failed.to_string(), "x\n[exit code 3]");
         let killed = run("kill -9 $$").await.unwrap_err();
-        assert_eq!(killed.to_string(), "[ended by signal 9]");
+        assert_eq!(killed.to_string(), "[signal 9]");
         run("a\0b").await.unwrap_err();
     }
 
@@ -326,10 +225,10 @@ mod tests {
     async fn what_is_left_in_the_background_ends_with_the_call() {
         let bench = Bench::new(&[]);
         let command = "sleep 600 & (sleep 600 &) ; echo $$";
-        let start = Instant::now();
+        let start = std::time::Instant::now();
         let leader = bench.call(&Shell, json!({ "command": command })).await;
         assert!(start.elapsed() < Duration::from_secs(60));
-        assert!(group_is_gone(&leader.unwrap()));
+        assert!(group_is_gone(&leader.unwrap()).await);
     }
 
     #[tokio::test]
@@ -340,7 +239,7 @@ mod tests {
         let said = bench.call(&Shell, input).await.unwrap_err().to_string();
         let (leader, note) = said.split_once('\n').unwrap();
         assert_eq!(note, "[ended: still running after 1 seconds]");
-        assert!(group_is_gone(leader));
+        assert!(group_is_gone(leader).await);
     }
 
     async fn leader_of(bench: &Bench) -> String {
@@ -371,7 +270,7 @@ mod tests {
         let (said, leader) = tokio::join!(call, cancel);
         let said = said.unwrap_err().to_string();
         assert_eq!(said, "started\n[ended: cancelled]");
-        assert!(group_is_gone(&leader));
+        assert!(group_is_gone(&leader).await);
     }
 
     #[tokio::test]
@@ -381,7 +280,7 @@ mod tests {
             _ = bench.call(&Shell, json!({ "command": LONG })) => unreachable!("it sleeps"),
             leader = leader_of(&bench) => leader,
         };
-        assert!(group_is_gone(&leader));
+        assert!(group_is_gone(&leader).await);
     }
 
     #[tokio::test]
@@ -398,11 +297,11 @@ mod tests {
     async fn a_process_that_left_the_group_does_not_hold_the_call() {
         let bench = Bench::new(&[]);
         let command = "setsid sleep 30 & echo $!";
-        let start = Instant::now();
+        let start = std::time::Instant::now();
         let text = bench.call(&Shell, json!({ "command": command })).await;
         assert!(start.elapsed() < Duration::from_secs(20));
         // The test cleans up what the tool documents that it cannot.
-        let pid = Pid::from_raw(text.unwrap().trim().parse().unwrap()).unwrap();
-        let _ = rustix::process::kill_process(pid, Signal::KILL);
+        let pid = rustix::process::Pid::from_raw(text.unwrap().trim().parse().unwrap()).unwrap();
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
     }
 }
