@@ -28,21 +28,13 @@
 //! | [`upstream`] | the scripted upstream: a Messages API on loopback, with the real one's refusals and prompt cache |
 //! | [`scenario`] | scenario files: what it answers, as JSON |
 //! | [`directive`] | instructions to it inside an ordinary prompt |
+//! | [`cli`] | a stand-in for the `claude` program: plays a script, or emulates the real one |
+//! | [`rig`] | runs the real `claude` hermetically: isolation, made-up homes, process accounting |
 //!
 //! This crate depends on no other crate of the project, so that it can share no bug with what it tests.
 
+pub mod cli;
 pub mod directive;
+pub mod rig;
 pub mod scenario;
 pub mod upstream;
-//! The offline laboratory: what turnpass is tested against when there is no account and no network.
-//!
-//! # Layout
-//!
-//! - [`cli`]: a stand-in for the `claude` program. It plays a script, or emulates the real one well
-//!   enough to serve the transports, the demo and the benches.
-//! - [`rig`]: runs the real `claude` hermetically: network isolation, made-up homes, process accounting.
-//!
-//! This crate depends on no other crate of the project, so that it can share no bug with them.
-
-pub mod cli;
-pub mod rig;

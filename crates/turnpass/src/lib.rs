@@ -6,7 +6,6 @@
 //! | module | what |
 //! | --- | --- |
 //! | [`provider`], [`request`], [`event`], [`error`] | the boundary that hosts use |
-//! | [`conversation`] | messages, blocks, normaliser: pure |
 //! | [`turn`] | the decoder: one streamed message in, events out: pure |
 //! | [`relay`] | the one-admission relay transport |
 //! | [`wire`] | lines, SSE, stream-json, control, Messages and the body splice: functions over buffers |
@@ -27,9 +26,9 @@ pub mod provider;
 pub mod relay;
 pub mod request;
 pub mod secret;
+pub mod tools;
 pub mod turn;
 pub mod wire;
-pub mod tools;
 
 pub use error::{Error, ErrorCode, Result};
 pub use event::{Done, Event};

@@ -30,3 +30,18 @@ pub fn check_model_id(model: &ModelId) -> Result<()> {
         format!("the model id {wrong}"),
     ))
 }
+
+/// x
+pub fn check_effort(_model: &ModelId, _effort: Option<crate::request::Effort>) -> Result<()> {
+    Ok(())
+}
+
+/// x
+pub fn check_context(
+    _model: &ModelId,
+    _messages: &[crate::conversation::Message],
+    _bytes: usize,
+    _system: &str,
+) -> Result<()> {
+    Ok(())
+}

@@ -325,7 +325,10 @@ mod tests {
         for _ in 0..EVENT_CHANNEL {
             sender.try_send(text()).unwrap();
         }
-        assert_eq!(sender.try_send(text()), Err(TrySend::Full(Box::new(text()))));
+        assert_eq!(
+            sender.try_send(text()),
+            Err(TrySend::Full(Box::new(text())))
+        );
         assert!(generation.next().await.is_some());
         sender.ready().await;
         sender.try_send(text()).unwrap();

@@ -20,6 +20,16 @@ impl Snapshot {
     }
 
     /// One value; an empty one counts as not set, as it does for the CLI.
+    pub fn set(&mut self, name: impl Into<OsString>, value: impl Into<OsString>) {
+        self.0.insert(name.into(), value.into());
+    }
+
+    /// Takes a variable out.
+    pub fn remove(&mut self, name: &str) {
+        self.0.remove(OsStr::new(name));
+    }
+
+    /// A variable.
     pub fn get(&self, name: &str) -> Option<&OsStr> {
         let value = self.0.get(OsStr::new(name))?;
         (!value.is_empty()).then_some(value)

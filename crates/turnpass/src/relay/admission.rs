@@ -205,9 +205,7 @@ impl Admission {
                 Judgement::Local
             }
             Stage::Idle => self.refuse(Refusal::NotArmed),
-            Stage::Claimed | Stage::ClaimedAgain | Stage::Spent => {
-                self.refuse(Refusal::Spent)
-            }
+            Stage::Claimed | Stage::ClaimedAgain | Stage::Spent => self.refuse(Refusal::Spent),
         }
     }
 

@@ -112,7 +112,11 @@ impl Evidence {
         match &self.answer {
             Answer::Failed(error) => Decision::Fail(error.clone()),
             Answer::Open => self.while_open(),
-            Answer::Whole { stop, calls, visible } => match self.mode {
+            Answer::Whole {
+                stop,
+                calls,
+                visible,
+            } => match self.mode {
                 ProcessMode::Warm => self.warm(),
                 ProcessMode::PerRequest => self.per_request(stop, *calls, *visible),
             },
@@ -125,9 +129,10 @@ impl Evidence {
             // A process that ended is gone with the person's sign-in; nothing goes on without it.
             _ if self.is_gone() => Decision::Fail(self.gone("before the answer was complete")),
             (Some(Verdict::Failed(failure)), _) => Decision::Fail(native_failure(failure)),
-            (Some(Verdict::Aborted), _) => {
-                Decision::Fail(Error::new(ErrorCode::ProcessExit, "the CLI broke its turn off"))
-            }
+            (Some(Verdict::Aborted), _) => Decision::Fail(Error::new(
+                ErrorCode::ProcessExit,
+                "the CLI broke its turn off",
+            )),
             _ => Decision::Wait,
         }
     }
@@ -165,7 +170,9 @@ impl Evidence {
                 _ => contradiction("it did not end its turn as the answer did"),
             });
         }
-        if matches!(result, Verdict::Completed | Verdict::MaxTurns) && !(self.assistant && self.message_stop) {
+        if matches!(result, Verdict::Completed | Verdict::MaxTurns)
+            && !(self.assistant && self.message_stop)
+        {
             return Decision::Fail(contradiction("its records do not show the answer"));
         }
         if !calls {
@@ -185,17 +192,26 @@ impl Evidence {
     /// The grace after the answer is over and the CLI is still not done.
     pub(crate) fn overdue(&self) -> Error {
         let seconds = FINALISATION_GRACE.as_secs();
-        Error::new(ErrorCode::ProcessCleanup, format!("the CLI did not end its turn within {seconds} s of the answer"))
+        Error::new(
+            ErrorCode::ProcessCleanup,
+            format!("the CLI did not end its turn within {seconds} s of the answer"),
+        )
     }
 
     fn gone(&self, when: &str) -> Error {
-        let how = self.exit.map_or_else(|| "closed its output".to_owned(), |exit| format!("ended with {exit}"));
+        let how = self.exit.map_or_else(
+            || "closed its output".to_owned(),
+            |exit| format!("ended with {exit}"),
+        );
         Error::new(ErrorCode::ProcessExit, format!("the CLI {how} {when}"))
     }
 }
 
 fn contradiction(what: &str) -> Error {
-    Error::new(ErrorCode::ProtocolResult, format!("the CLI's final record contradicts the answer: {what}"))
+    Error::new(
+        ErrorCode::ProtocolResult,
+        format!("the CLI's final record contradicts the answer: {what}"),
+    )
 }
 
 fn extra_generation(count: u32) -> Error {
@@ -231,15 +247,29 @@ mod tests {
     use super::*;
 
     fn failed(kind: FailureKind) -> Verdict {
-        Verdict::Failed(Failure { kind, status: None, word: None, text: "MARKER".into() })
+        Verdict::Failed(Failure {
+            kind,
+            status: None,
+            word: None,
+            text: "MARKER".into(),
+        })
     }
 
     fn whole(stop: StopReason, calls: bool) -> Answer {
         let visible = calls || !matches!(stop, StopReason::MaxTokens);
-        Answer::Whole { stop, calls, visible }
+        Answer::Whole {
+            stop,
+            calls,
+            visible,
+        }
     }
 
-    fn per_request(answer: Answer, result: Option<Verdict>, exit: Option<i32>, refused: u32) -> Evidence {
+    fn per_request(
+        answer: Answer,
+        result: Option<Verdict>,
+        exit: Option<i32>,
+        refused: u32,
+    ) -> Evidence {
         Evidence {
             answer,
             assistant: true,
@@ -271,48 +301,118 @@ mod tests {
     fn a_text_is_released_with_the_result_and_calls_with_the_exit() {
         let text = whole(StopReason::EndTurn, false);
         assert!(waits(&per_request(text.clone(), None, None, 0)));
-        assert!(releases(&per_request(text, Some(Verdict::Completed), None, 0)));
+        assert!(releases(&per_request(
+            text,
+            Some(Verdict::Completed),
+            None,
+            0
+        )));
         let call = whole(StopReason::ToolUse, true);
-        assert!(waits(&per_request(call.clone(), Some(Verdict::MaxTurns), None, 0)));
-        assert!(releases(&per_request(call.clone(), Some(Verdict::MaxTurns), Some(1), 0)));
-        assert!(releases(&per_request(call.clone(), Some(Verdict::Completed), Some(0), 0)));
-        assert_eq!(code(&per_request(call, Some(Verdict::MaxTurns), Some(143), 0)), Some(ErrorCode::ProcessExit));
+        assert!(waits(&per_request(
+            call.clone(),
+            Some(Verdict::MaxTurns),
+            None,
+            0
+        )));
+        assert!(releases(&per_request(
+            call.clone(),
+            Some(Verdict::MaxTurns),
+            Some(1),
+            0
+        )));
+        assert!(releases(&per_request(
+            call.clone(),
+            Some(Verdict::Completed),
+            Some(0),
+            0
+        )));
+        assert_eq!(
+            code(&per_request(call, Some(Verdict::MaxTurns), Some(143), 0)),
+            Some(ErrorCode::ProcessExit)
+        );
     }
 
     #[test]
     fn error_max_turns_is_no_proof_without_a_whole_answer() {
         let cut = Answer::Failed(Error::new(ErrorCode::StreamInterrupted, ""));
-        assert_eq!(code(&per_request(cut, Some(Verdict::MaxTurns), Some(1), 0)), Some(ErrorCode::StreamInterrupted));
+        assert_eq!(
+            code(&per_request(cut, Some(Verdict::MaxTurns), Some(1), 0)),
+            Some(ErrorCode::StreamInterrupted)
+        );
         let text = whole(StopReason::EndTurn, false);
-        assert_eq!(code(&per_request(text, Some(Verdict::MaxTurns), Some(1), 0)), Some(ErrorCode::ProtocolResult));
-        let mut hidden = per_request(whole(StopReason::ToolUse, true), Some(Verdict::MaxTurns), Some(1), 0);
+        assert_eq!(
+            code(&per_request(text, Some(Verdict::MaxTurns), Some(1), 0)),
+            Some(ErrorCode::ProtocolResult)
+        );
+        let mut hidden = per_request(
+            whole(StopReason::ToolUse, true),
+            Some(Verdict::MaxTurns),
+            Some(1),
+            0,
+        );
         hidden.message_stop = false;
         assert_eq!(code(&hidden), Some(ErrorCode::ProtocolResult));
     }
 
     #[test]
     fn bug_094_a_refused_follow_up_does_not_spoil_a_whole_answer_but_releases_no_tool() {
-        for stop in [StopReason::MaxTokens, StopReason::ContextWindowExceeded, StopReason::EndTurn] {
-            let evidence = per_request(whole(stop, false), Some(failed(FailureKind::Other)), Some(1), 1);
+        for stop in [
+            StopReason::MaxTokens,
+            StopReason::ContextWindowExceeded,
+            StopReason::EndTurn,
+        ] {
+            let evidence = per_request(
+                whole(stop, false),
+                Some(failed(FailureKind::Other)),
+                Some(1),
+                1,
+            );
             assert!(releases(&evidence), "{evidence:?}");
         }
-        let refusal = StopReason::Refusal { category: None, explanation: None };
-        assert!(releases(&per_request(whole(refusal, false), Some(failed(FailureKind::Refusal)), Some(1), 0)));
+        let refusal = StopReason::Refusal {
+            category: None,
+            explanation: None,
+        };
+        assert!(releases(&per_request(
+            whole(refusal, false),
+            Some(failed(FailureKind::Refusal)),
+            Some(1),
+            0
+        )));
         let call = whole(StopReason::ToolUse, true);
         assert_eq!(
-            code(&per_request(call, Some(failed(FailureKind::Other)), Some(1), 2)),
+            code(&per_request(
+                call,
+                Some(failed(FailureKind::Other)),
+                Some(1),
+                2
+            )),
             Some(ErrorCode::ExtraGeneration)
         );
     }
 
     #[test]
     fn an_end_before_the_answer_s_is_a_failure() {
-        assert_eq!(code(&per_request(Answer::Open, None, Some(137), 0)), Some(ErrorCode::ProcessExit));
-        assert_eq!(code(&per_request(Answer::Open, Some(failed(FailureKind::Authentication)), None, 0)), Some(ErrorCode::Auth));
+        assert_eq!(
+            code(&per_request(Answer::Open, None, Some(137), 0)),
+            Some(ErrorCode::ProcessExit)
+        );
+        assert_eq!(
+            code(&per_request(
+                Answer::Open,
+                Some(failed(FailureKind::Authentication)),
+                None,
+                0
+            )),
+            Some(ErrorCode::Auth)
+        );
         let mut warm = Evidence::new(ProcessMode::Warm);
         assert!(waits(&warm));
         warm.result = Some(Verdict::Completed);
-        assert!(waits(&warm), "the synthetic answer is over long before the real one");
+        assert!(
+            waits(&warm),
+            "the synthetic answer is over long before the real one"
+        );
         warm.exit = Some(Exit::Signal(9));
         warm.output_ended = true;
         assert_eq!(code(&warm), Some(ErrorCode::ProcessExit));
@@ -334,7 +434,9 @@ mod tests {
     #[test]
     fn the_cli_s_sentence_is_not_repeated() {
         let evidence = per_request(Answer::Open, Some(failed(FailureKind::Server)), None, 0);
-        let Decision::Fail(error) = evidence.decide() else { panic!() };
+        let Decision::Fail(error) = evidence.decide() else {
+            panic!()
+        };
         assert!(!format!("{error}{error:?}").contains("MARKER"));
     }
 }

@@ -16,6 +16,7 @@ use super::admission::Stage;
 use super::classify;
 use super::completion::{Answer as Judged, Decision, Evidence, FINALISATION_GRACE, ProcessMode};
 use super::isolation::InitVerdict;
+use super::kept::Asked;
 use super::lane::{Admitted, Arrival, BrokenOff, Lane, Reply};
 use super::native::Native;
 use super::prepared::{self, Prepared};
@@ -52,8 +53,8 @@ pub(crate) struct Seat<'a> {
     pub(crate) arrivals: &'a mut mpsc::Receiver<Arrival>,
     pub(crate) natives: &'a mut mpsc::Receiver<Native>,
     pub(crate) exit: Pin<Box<dyn Future<Output = Exit> + Send>>,
-    /// Answers what the CLI asks: the in-band tool server, and requests that are not served.
-    pub(crate) respond: &'a mut (dyn FnMut(&Native) -> Result<()> + Send),
+    /// Answers what the CLI asks.
+    pub(crate) asked: Asked<'a>,
     /// Control requests that the CLI has not answered yet.
     pub(crate) controls: usize,
     /// The isolation of this process was seen to hold.
@@ -127,7 +128,9 @@ impl<'a> Exchange<'a> {
         let ended = self.table().await;
         self.seat.lane.admission().void();
         let ended = match ended {
-            Ended::Failed(error) => Ended::Failed(error.with_output_seen(self.reading.turn().output_seen())),
+            Ended::Failed(error) => {
+                Ended::Failed(error.with_output_seen(self.reading.turn().output_seen()))
+            }
             other => other,
         };
         let remains = Remains {
@@ -221,7 +224,10 @@ impl<'a> Exchange<'a> {
     fn deadline(&self) -> (Instant, Error) {
         let total = self.started + self.limits.total;
         let late = |code: ErrorCode, limit: std::time::Duration| {
-            Error::new(code, format!("the deadline of {} s passed", limit.as_secs_f32()))
+            Error::new(
+                code,
+                format!("the deadline of {} s passed", limit.as_secs_f32()),
+            )
         };
         let (at, error) = match (self.whole, self.progress) {
             (Some(whole), _) => (whole + FINALISATION_GRACE, self.evidence.overdue()),
@@ -229,12 +235,14 @@ impl<'a> Exchange<'a> {
                 let limit = CONTROL_TIMEOUT.min(self.limits.start);
                 (self.started + limit, late(ErrorCode::ControlTimeout, limit))
             }
-            (None, Some(progress)) => {
-                (progress + self.limits.idle, late(ErrorCode::IdleTimeout, self.limits.idle))
-            }
-            (None, None) => {
-                (self.started + self.limits.start, late(ErrorCode::StartTimeout, self.limits.start))
-            }
+            (None, Some(progress)) => (
+                progress + self.limits.idle,
+                late(ErrorCode::IdleTimeout, self.limits.idle),
+            ),
+            (None, None) => (
+                self.started + self.limits.start,
+                late(ErrorCode::StartTimeout, self.limits.start),
+            ),
         };
         // A host that does not read is not the service's silence: only the overall deadline counts then.
         if at > total || !self.queue.is_empty() {
@@ -260,9 +268,10 @@ impl<'a> Exchange<'a> {
                 Ok(())
             }
             Arrival::AnsweredLocally => Ok(()),
-            Arrival::Unreadable => {
-                Err(Error::new(ErrorCode::RelayTransit, "the CLI's request could not be read to its end"))
-            }
+            Arrival::Unreadable => Err(Error::new(
+                ErrorCode::RelayTransit,
+                "the CLI's request could not be read to its end",
+            )),
         }
     }
 
@@ -274,7 +283,8 @@ impl<'a> Exchange<'a> {
             Some(Native::MessageStop) => self.evidence.message_stop = true,
             Some(Native::Retry { status }) => {
                 let reason = "the CLI tries again".to_owned();
-                self.queue.push_back(Event::Notice(Notice::Retry { status, reason }));
+                self.queue
+                    .push_back(Event::Notice(Notice::Retry { status, reason }));
             }
             Some(Native::Result(verdict)) => self.evidence.result = Some(verdict),
             Some(Native::Control { refused: true, .. }) => {
@@ -285,7 +295,7 @@ impl<'a> Exchange<'a> {
                 self.seat.controls = self.seat.controls.saturating_sub(1);
             }
             Some(ask @ (Native::Mcp { .. } | Native::Unsupported { .. })) => {
-                (self.seat.respond)(&ask)?;
+                self.seat.asked.answer(&ask)?;
             }
             Some(Native::Broken(error)) => return Err(error),
             Some(Native::End) | None => self.evidence.output_ended = true,
@@ -296,7 +306,9 @@ impl<'a> Exchange<'a> {
     fn judged(&mut self, verdict: InitVerdict) -> Result<Option<Vec<String>>> {
         match verdict {
             InitVerdict::Refused(error) => return Err(error),
-            InitVerdict::BuiltinPlugins(plugins) if self.upstream_requests == 0 => return Ok(Some(plugins)),
+            InitVerdict::BuiltinPlugins(plugins) if self.upstream_requests == 0 => {
+                return Ok(Some(plugins));
+            }
             InitVerdict::BuiltinPlugins(plugins) => {
                 let what = format!("built-in plugins are active: {}", plugins.join(", "));
                 return Err(Error::new(ErrorCode::IsolationCustomizations, what));
@@ -318,7 +330,9 @@ impl<'a> Exchange<'a> {
                 self.evidence.refused += 1;
                 admitted.answer(Reply::Gone);
                 let what = "too many requests without the placeholder came from the CLI";
-                return may_come.then_some(()).ok_or_else(|| Error::new(ErrorCode::RelayTransit, what));
+                return may_come
+                    .then_some(())
+                    .ok_or_else(|| Error::new(ErrorCode::RelayTransit, what));
             }
             Err(prepared::Misfit::Refused(error)) => {
                 admitted.answer(Reply::Gone);
@@ -330,7 +344,10 @@ impl<'a> Exchange<'a> {
             let what = "the CLI's request carries no bearer of the subscription";
             return Err(Error::new(ErrorCode::IsolationAuth, what));
         }
-        let same = self.first_body.as_ref().is_some_and(|first| *first == admitted.body);
+        let same = self
+            .first_body
+            .as_ref()
+            .is_some_and(|first| *first == admitted.body);
         if !self.seat.lane.admission().may_send(same) {
             admitted.answer(Reply::Gone);
             self.evidence.refused += 1;
@@ -338,8 +355,14 @@ impl<'a> Exchange<'a> {
         }
         self.first_body = Some(admitted.body.clone());
         self.upstream_requests += 1;
-        let (upstream, path, headers) = (self.upstream.clone(), admitted.path.clone(), admitted.headers.clone());
-        self.sending = Some(Box::pin(async move { upstream.send(&path, &headers, restored).await }));
+        let (upstream, path, headers) = (
+            self.upstream.clone(),
+            admitted.path.clone(),
+            admitted.headers.clone(),
+        );
+        self.sending = Some(Box::pin(async move {
+            upstream.send(&path, &headers, restored).await
+        }));
         self.admitted = Some(admitted);
         Ok(())
     }
@@ -347,7 +370,9 @@ impl<'a> Exchange<'a> {
     /// The head of the service's answer came, or none will.
     async fn answered(&mut self, answer: Result<Answer>) -> Result<()> {
         self.sending = None;
-        let Some(admitted) = self.admitted.take() else { return Ok(()) };
+        let Some(admitted) = self.admitted.take() else {
+            return Ok(());
+        };
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
@@ -368,11 +393,18 @@ impl<'a> Exchange<'a> {
             () = self.events.cancelled().cancelled() => return Ok(()),
         };
         let error = classify::failed_answer(answer.status, &answer.headers, &body);
-        let whole = Reply::Whole { status: answer.status, headers: answer.headers, body };
+        let whole = Reply::Whole {
+            status: answer.status,
+            headers: answer.headers,
+            body,
+        };
         if again {
             // The CLI renews its token and sends the same body once more.
             let reason = "the service answered 401; the CLI renews its sign-in".to_owned();
-            self.queue.push_back(Event::Notice(Notice::Retry { status: Some(401), reason }));
+            self.queue.push_back(Event::Notice(Notice::Retry {
+                status: Some(401),
+                reason,
+            }));
             admitted.answer(whole);
             return Ok(());
         }
@@ -385,7 +417,15 @@ impl<'a> Exchange<'a> {
     /// stays usable; only a refused sign-in it has to see.
     fn in_place_of(&self, whole: Option<Reply>) -> Reply {
         match (self.evidence.mode, whole) {
-            (_, Some(whole @ Reply::Whole { status: StatusCode::UNAUTHORIZED, .. })) => whole,
+            (
+                _,
+                Some(
+                    whole @ Reply::Whole {
+                        status: StatusCode::UNAUTHORIZED,
+                        ..
+                    },
+                ),
+            ) => whole,
             (ProcessMode::Warm, _) => Reply::Synthetic,
             (ProcessMode::PerRequest, Some(whole)) => whole,
             (ProcessMode::PerRequest, None) => Reply::Gone,
@@ -477,11 +517,14 @@ impl<'a> Exchange<'a> {
     }
 
     fn release(&mut self) {
-        let Some(finished) = self.finished.take() else { return };
+        let Some(finished) = self.finished.take() else {
+            return;
+        };
         self.queue.extend(finished.suffix);
         if self.evidence.refused > 0 {
             let count = self.evidence.refused;
-            self.queue.push_back(Event::Notice(Notice::RequestsRefused { count }));
+            self.queue
+                .push_back(Event::Notice(Notice::RequestsRefused { count }));
         }
         self.queue.push_back(Event::Done(Done {
             stop: finished.stop,
@@ -527,7 +570,9 @@ pub(crate) fn is_reusable(lane: &Lane) -> bool {
 }
 
 fn has_bearer(headers: &HeaderMap) -> bool {
-    headers.get(header::AUTHORIZATION).is_some_and(|value| value.as_bytes().starts_with(b"Bearer "))
+    headers
+        .get(header::AUTHORIZATION)
+        .is_some_and(|value| value.as_bytes().starts_with(b"Bearer "))
 }
 
 async fn pending<T>(future: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {

@@ -1,14 +1,15 @@
 //! One warm CLI process: its lane, its lines, what it is set to. A value whose drop ends all of it.
 
-use bytes::{Bytes, BytesMut};
-use serde_json::{Value, json};
+use bytes::BytesMut;
+use serde_json::value::{RawValue, to_raw_value};
 use tokio::io::AsyncReadExt;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::completion::FINALISATION_GRACE;
 use super::exchange::Seat;
-use super::fit::{Fit, Key};
+use super::fit::{Fit, Key, Refit};
 use super::isolation::{Expected, InitVerdict};
 use super::lane::{Arrival, Lane};
 use super::native::{self, Native, NativeReader};
@@ -17,8 +18,10 @@ use crate::cli::private_dir::PrivateDir;
 use crate::error::{Error, ErrorCode, Result};
 use crate::process::{ChildGroup, EndPolicy, Exit, Stdin, Stdout};
 use crate::request::TransportSession;
-use crate::tools::{Catalogue, Policy, Server, in_band};
-use crate::wire::control;
+use crate::tools::{Catalogue, Policy, Server};
+use crate::wire::control::{
+    self, ControlRequest, Initialize, Manifest, Manifests, UserContent, UserLine,
+};
 use crate::wire::lines::LineSplitter;
 use crate::wire::stream_json::Verdict;
 
@@ -58,8 +61,49 @@ impl Running {
             .take_stdout()
             .ok_or_else(|| Error::new(ErrorCode::Internal, "a new process has no output"))?;
         let (sender, natives) = mpsc::channel(NATIVES);
-        let reading = tokio::spawn(read_lines(stdout, NativeReader::new(expected), line_bytes, sender));
-        Ok(Self { group, lane, arrivals, natives, _reading: AbortOnDropHandle::new(reading), _dir: dir })
+        let reading = tokio::spawn(read_lines(
+            stdout,
+            NativeReader::new(expected),
+            line_bytes,
+            sender,
+        ));
+        Ok(Self {
+            group,
+            lane,
+            arrivals,
+            natives,
+            _reading: AbortOnDropHandle::new(reading),
+            _dir: dir,
+        })
+    }
+
+    /// Lends the process to a generation.
+    pub(crate) fn seat<'a>(
+        &'a mut self,
+        server: Option<&'a mut Server>,
+        controls: usize,
+        isolated: bool,
+    ) -> Seat<'a> {
+        let exit = Box::pin(self.group.wait());
+        let asked = Asked {
+            stdin: self.group.stdin().clone(),
+            server,
+        };
+        let Self {
+            lane,
+            arrivals,
+            natives,
+            ..
+        } = self;
+        Seat {
+            lane,
+            arrivals,
+            natives,
+            exit,
+            asked,
+            controls,
+            isolated,
+        }
     }
 
     /// Ends the process within the policy's bounds, then removes its files.
@@ -112,7 +156,7 @@ pub(crate) struct Kept {
     generations: u32,
     server: Option<Server>,
     next_id: u64,
-    _place: OwnedSemaphorePermit,
+    place: OwnedSemaphorePermit,
 }
 
 impl Kept {
@@ -133,7 +177,7 @@ impl Kept {
             generations: 0,
             server: catalogue.map(|catalogue| Server::new(catalogue, Policy::Inert)),
             next_id: 0,
-            _place: place,
+            place,
         }
     }
 
@@ -147,31 +191,61 @@ impl Kept {
 
     /// Writes everything that the next generation needs in one burst. The lane has to be armed before. Returns how many
     /// control answers will come.
-    pub(crate) fn write_burst(&mut self, wanted: &Fit, catalogue: Option<&Catalogue>) -> Result<usize> {
-        let mut burst = Vec::new();
-        let mut controls = 0;
-        let mut request = |burst: &mut Vec<u8>, request: &Value, next_id: &mut u64| {
-            *next_id += 1;
-            controls += 1;
-            burst.extend_from_slice(&control::request(&format!("turnpass-{next_id}"), request));
-        };
+    pub(crate) fn write_burst(
+        &mut self,
+        wanted: &Fit,
+        catalogue: Option<&Catalogue>,
+    ) -> Result<usize> {
+        let mut burst = Burst::default();
         if self.fit.is_none() {
-            request(&mut burst, &initialize(&wanted.system, catalogue), &mut self.next_id);
+            burst.initialize(&mut self.next_id, &wanted.system, catalogue);
         }
         for refit in wanted.refit(self.fit.as_ref()) {
-            request(&mut burst, &refit, &mut self.next_id);
+            match refit {
+                Refit::Prompt(prompt) if self.fit.is_some() => {
+                    burst.request(
+                        &mut self.next_id,
+                        &ControlRequest::SetModel {
+                            model: None,
+                            system_prompt: Some(prompt),
+                        },
+                    );
+                }
+                Refit::Prompt(_) => {}
+                Refit::Settings(settings) => {
+                    let settings =
+                        to_raw_value(&settings).map_err(|_| internal("settings are not JSON"))?;
+                    burst.request(
+                        &mut self.next_id,
+                        &ControlRequest::ApplyFlagSettings {
+                            settings: &settings,
+                        },
+                    );
+                }
+            }
         }
-        let uuid = uuid::Uuid::new_v4();
-        burst.extend_from_slice(&control::user_line(PLACEHOLDER, &uuid.to_string()));
-        self.running.group.stdin().write(burst)?;
+        let uuid = uuid::Uuid::new_v4().to_string();
+        let line = UserLine {
+            uuid: &uuid,
+            content: UserContent::Text(PLACEHOLDER),
+            asks: true,
+        };
+        burst
+            .bytes
+            .extend_from_slice(control::user_line(&line).as_bytes());
+        self.running.group.stdin().write(burst.bytes)?;
         self.fit = Some(wanted.clone());
         self.generations += 1;
         self.last_used = Instant::now();
-        Ok(controls)
+        Ok(burst.controls)
     }
 
     /// Serves one placeholder turn that never leaves the machine, so that the first real one is as fast as any later.
-    pub(crate) async fn prime(&mut self, wanted: &Fit, catalogue: Option<&Catalogue>) -> Result<Primed> {
+    pub(crate) async fn prime(
+        &mut self,
+        wanted: &Fit,
+        catalogue: Option<&Catalogue>,
+    ) -> Result<Primed> {
         self.running.lane.admission().arm_local();
         self.write_burst(wanted, catalogue)?;
         let (mut answered, mut result) = (false, None);
@@ -199,28 +273,44 @@ impl Kept {
         match result {
             Some(Verdict::Completed) => Ok(Primed::Ready),
             Some(Verdict::Failed(failure)) => Err(super::completion::native_failure(&failure)),
-            _ => Err(Error::new(ErrorCode::ProtocolResult, "the CLI did not end its priming turn well")),
+            _ => Err(Error::new(
+                ErrorCode::ProtocolResult,
+                "the CLI did not end its priming turn well",
+            )),
         }
+    }
+
+    /// Waits, within the grace, until the CLI has ended a turn that nobody waits for any more. Its request is answered
+    /// here if it still comes.
+    pub(crate) async fn finish_turn(&mut self) -> bool {
+        let ended = async {
+            loop {
+                tokio::select! {
+                    Some(arrival) = self.running.arrivals.recv() => drop(arrival),
+                    native = self.running.natives.recv() => match native {
+                        Some(Native::Result(verdict)) => return verdict == Verdict::Completed,
+                        Some(Native::Broken(_) | Native::End) | None => return false,
+                        Some(Native::Init(InitVerdict::Isolated)) => self.isolated = true,
+                        Some(Native::Init(_)) => return false,
+                        Some(_) => {}
+                    },
+                }
+            }
+        };
+        tokio::time::timeout(FINALISATION_GRACE, ended)
+            .await
+            .unwrap_or(false)
+    }
+
+    /// The process alone, and its place in the memory budget.
+    pub(crate) fn into_parts(self) -> (Running, OwnedSemaphorePermit) {
+        (self.running, self.place)
     }
 
     /// Lends the process to a generation.
-    pub(crate) fn seat<'a>(&'a mut self, controls: usize, respond: &'a mut Responder) -> Seat<'a> {
-        let running = &mut self.running;
-        *respond = Responder { stdin: running.group.stdin().clone(), server: self.server.take() };
-        Seat {
-            exit: Box::pin(running.group.wait()),
-            lane: &running.lane,
-            arrivals: &mut running.arrivals,
-            natives: &mut running.natives,
-            respond,
-            controls,
-            isolated: self.isolated,
-        }
-    }
-
-    /// Takes back what [`Kept::seat`] lent.
-    pub(crate) fn take_back(&mut self, responder: Responder) {
-        self.server = responder.server;
+    pub(crate) fn seat(&mut self, controls: usize) -> Seat<'_> {
+        self.running
+            .seat(self.server.as_mut(), controls, self.isolated)
     }
 }
 
@@ -234,50 +324,108 @@ pub(crate) enum Primed {
 }
 
 /// Answers what the CLI asks in the middle of a generation.
-#[derive(Debug)]
-pub(crate) struct Responder {
+pub(crate) struct Asked<'a> {
     stdin: Stdin,
-    server: Option<Server>,
+    server: Option<&'a mut Server>,
 }
 
-impl Responder {
-    /// For a process without in-band tools.
-    pub(crate) fn new(stdin: Stdin) -> Self {
-        Self { stdin, server: None }
-    }
-
+impl Asked<'_> {
     /// Answers one request.
-    pub(crate) fn respond(&mut self, ask: &Native) -> Result<()> {
-        respond(&self.stdin, self.server.as_mut(), ask)
+    pub(crate) fn answer(&mut self, ask: &Native) -> Result<()> {
+        respond(&self.stdin, self.server.as_deref_mut(), ask)
     }
 }
 
 fn respond(stdin: &Stdin, server: Option<&mut Server>, ask: &Native) -> Result<()> {
     let line = match ask {
-        Native::Mcp { id, message } => match server {
-            Some(server) => in_band::answer(server, id, message),
-            None => control::refusal(id, "no such server"),
-        },
-        Native::Unsupported { id } => control::refusal(id, "unsupported"),
+        Native::Mcp { id, message } => {
+            match server.map(|server| server.handle(message.get().as_bytes()).message) {
+                // A notification has no answer of its own, and the CLI still wants its control request answered.
+                Some(answer) => {
+                    let answer = answer.unwrap_or_else(|| EMPTY_ANSWER.to_vec());
+                    let answer = String::from_utf8(answer)
+                        .ok()
+                        .and_then(|text| RawValue::from_string(text).ok());
+                    let answer =
+                        answer.ok_or_else(|| internal("the tool server's answer is not JSON"))?;
+                    control::mcp_response(id, &answer)
+                }
+                None => control::control_error(id, "no MCP server of that name is here"),
+            }
+        }
+        Native::Unsupported { id } => control::control_error(id, "unsupported"),
         _ => return Ok(()),
     };
-    stdin.write(Bytes::from(line))?;
+    stdin.write(line.into_bytes())?;
     Ok(())
 }
 
-fn refused_control() -> Error {
-    Error::new(ErrorCode::VersionIncompatible, "the CLI refused to take over a setting of the request")
+/// What the CLI is answered where MCP itself has no answer.
+const EMPTY_ANSWER: &[u8] = br#"{"jsonrpc":"2.0","id":0,"result":{}}"#;
+
+fn internal(what: &str) -> Error {
+    Error::new(ErrorCode::Internal, what)
 }
 
-/// The first control request of a process. The prompt is not kept as a snapshot, since later changes would then be
-/// accepted and ignored (2.1.294, 2.1.310, 2.1.332); an empty list is the only way to have none.
-fn initialize(system: &str, catalogue: Option<&Catalogue>) -> Value {
-    let prompt: Vec<&str> = if system.is_empty() { Vec::new() } else { vec![system] };
-    let mut request = json!({"subtype": "initialize", "systemPrompt": prompt, "systemPromptSnapshot": false});
-    if let Some(catalogue) = catalogue {
-        request["sdkMcpServers"] = json!([MCP_SERVER]);
-        let manifest: Value = serde_json::from_str(catalogue.manifest().get()).unwrap_or_default();
-        request["sdkMcpServerManifests"] = json!({MCP_SERVER: manifest});
+fn refused_control() -> Error {
+    Error::new(
+        ErrorCode::VersionIncompatible,
+        "the CLI refused to take over a setting of the request",
+    )
+}
+
+/// Lines that are written at once.
+#[derive(Default)]
+struct Burst {
+    bytes: Vec<u8>,
+    controls: usize,
+}
+
+impl Burst {
+    fn request(&mut self, next_id: &mut u64, request: &ControlRequest<'_>) {
+        *next_id += 1;
+        self.controls += 1;
+        let line = control::control_request(&format!("turnpass-{next_id}"), request);
+        self.bytes.extend_from_slice(line.as_bytes());
     }
-    request
+
+    /// The first control request of a process. The prompt is not kept as a snapshot, since later changes would then be
+    /// accepted and ignored (2.1.294, 2.1.310, 2.1.332); an empty list is the only way to have none.
+    fn initialize(&mut self, next_id: &mut u64, system: &str, catalogue: Option<&Catalogue>) {
+        let manifest = catalogue.map(Catalogue::manifest);
+        let manifest: Option<Manifests<'_>> = manifest.as_deref().and_then(|manifest| {
+            #[derive(serde::Deserialize)]
+            #[serde(rename_all = "camelCase")]
+            struct Parts<'a> {
+                #[serde(borrow)]
+                initialize_result: &'a RawValue,
+                #[serde(borrow)]
+                tools_list_result: &'a RawValue,
+            }
+            let parts: Parts<'_> = serde_json::from_str(manifest.get()).ok()?;
+            let Parts {
+                initialize_result,
+                tools_list_result,
+            } = parts;
+            Some(Manifests(vec![(
+                MCP_SERVER,
+                Manifest {
+                    initialize_result,
+                    tools_list_result,
+                },
+            )]))
+        });
+        let prompt = [system];
+        let initialize = Initialize {
+            sdk_mcp_servers: if manifest.is_some() {
+                &[MCP_SERVER]
+            } else {
+                &[]
+            },
+            sdk_mcp_server_manifests: manifest.unwrap_or_default(),
+            system_prompt: Some(if system.is_empty() { &[] } else { &prompt }),
+            system_prompt_snapshot: Some(false),
+        };
+        self.request(next_id, &ControlRequest::Initialize(initialize));
+    }
 }

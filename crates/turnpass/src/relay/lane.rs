@@ -21,6 +21,7 @@ use tokio::task::AbortHandle;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::admission::{Admission, Judgement, LaneAddress, NATIVE_REQUEST_BYTES, Refusal};
+use crate::cli::launch::RelayAddress;
 use crate::error::{Error, ErrorCode, Result};
 use crate::secret::Secret;
 use crate::wire::messages::encode_text_reply;
@@ -154,9 +155,12 @@ impl Lane {
         ))
     }
 
-    /// The value of ANTHROPIC_BASE_URL for the lane's process. It holds the secret.
-    pub(crate) fn base_url(&self) -> String {
-        self.shared.address.base_url()
+    /// Where the lane listens, for the launch of its process.
+    pub(crate) fn address(&self) -> RelayAddress {
+        RelayAddress {
+            port: self.shared.address.port,
+            secret: self.shared.address.secret.clone(),
+        }
     }
 
     /// The admission. Held for a moment only.

@@ -1,9 +1,454 @@
-//! The one-admission relay (`seeds/relay.md`).
-#![allow(dead_code)]
+//! The one-admission relay: the CLI makes an ordinary request of one placeholder, and a private loopback relay gives it
+//! the host's conversation on its way to the service (`seeds/relay.md`).
+//!
+//! The CLI keeps what is its own: the sign-in, its renewal, the headers, and every byte of the request but the value of
+//! `messages`. The relay lets one request through for each generation, to the service's fixed address, holds the bearer in
+//! memory for just that request, and gives the host the service's own stream.
+//!
+//! # The story of one generation
+//!
+//! 1. [`prepared`]: everything that can be wrong with a request is found before anything is started.
+//! 2. [`ProcessMode::Warm`]: a kept process is taken from the [`stable`], set to what is needed ([`fit`]), and given the
+//!    placeholder, all in one write. [`ProcessMode::PerRequest`]: a process is started for it.
+//! 3. [`lane`] and [`admission`]: the CLI's request takes the one admission; later ones are refused with 410.
+//! 4. [`exchange`]: the request gets the host's messages and goes out; the answer is decoded as it passes ([`reading`]).
+//! 5. [`completion`]: the rest of the answer, tool calls first of all, is released when service and CLI agree.
+//!
+//! Nothing certifies this way of using a subscription, so a relay is off unless it is chosen, and says so once.
+
 mod admission;
 mod classify;
+mod completion;
+mod exchange;
+mod fit;
+mod isolation;
+mod kept;
 mod lane;
+mod launcher;
+mod native;
+mod prepared;
 mod reading;
+mod stable;
 mod upstream;
 
+use std::fmt;
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::time::Instant;
+
+use self::exchange::{Ended, Exchange, Remains, is_reusable};
+use self::fit::{Fit, Key};
+use self::kept::Kept;
+use self::launcher::{Launcher, Shape};
+use self::prepared::Prepared;
+use self::stable::{Need, RELAUNCHES, Stable, closed};
+use self::upstream::Upstream;
+use crate::cli::environment::{InheritedCredentials, Snapshot};
+use crate::cli::installed::Installed;
+use crate::error::{Error, ErrorCode, Result};
+use crate::event::{Event, Notice, Plan, PlanKind};
+use crate::process::EndPolicy;
+use crate::provider::{EventSender, Generation, Transport};
+use crate::request::{Request, ThinkingDisplay, TransportKind};
+
+pub use completion::ProcessMode;
+pub use prepared::ToolCarrier;
+pub use stable::PROCESS_BYTES;
 pub use upstream::LoopbackUrl;
+
+/// The sentence that a relay's first generation carries.
+pub const UNCERTIFIED: &str = "The relay replaces the messages of the CLI's own request. Anthropic's guidance on using \
+a plan with `claude -p` does not certify that; existing usage credits may be charged.";
+
+/// How a relay is set up.
+#[derive(Clone, Debug)]
+pub struct RelayOptions {
+    /// Kept processes, or one a request.
+    pub process: ProcessMode,
+    /// How the host's tools reach the service.
+    pub tools: ToolCarrier,
+    /// Where the CLI is; `None` searches for it.
+    pub claude_path: Option<PathBuf>,
+    /// The turnpass program, which serves tools over stdio; needed only for [`ToolCarrier::Mcp`] with
+    /// [`ProcessMode::PerRequest`].
+    pub tool_server: Option<PathBuf>,
+    /// What to do when our environment names a credential.
+    pub inherited_credentials: InheritedCredentials,
+    /// Memory for kept processes, in bytes; at [`PROCESS_BYTES`] each, at least one.
+    pub memory_budget_bytes: u64,
+    /// Processes that are kept ready ahead of the demand, within the budget.
+    pub spares: usize,
+    /// A loopback upstream in place of the service.
+    pub lab_upstream: Option<LoopbackUrl>,
+    /// The CLI's HOME in a laboratory run.
+    pub lab_home: Option<PathBuf>,
+}
+
+impl Default for RelayOptions {
+    fn default() -> Self {
+        Self {
+            process: ProcessMode::default(),
+            tools: ToolCarrier::default(),
+            claude_path: None,
+            tool_server: None,
+            inherited_credentials: InheritedCredentials::default(),
+            memory_budget_bytes: 5 * PROCESS_BYTES,
+            spares: 1,
+            lab_upstream: None,
+            lab_home: None,
+        }
+    }
+}
+
+/// The relay transport.
+///
+/// Dropping it kills every process that it owns at once; [`Transport::shutdown`] ends them in order and waits.
+pub struct RelayTransport {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    stable: Arc<Stable>,
+    upstream: Upstream,
+    process: ProcessMode,
+    tools: ToolCarrier,
+    warned: AtomicBool,
+}
+
+impl fmt::Debug for RelayTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RelayTransport")
+            .field("process", &self.inner.process)
+            .field("tools", &self.inner.tools)
+            .field("upstream", &self.inner.upstream)
+            .field("idle", &self.inner.stable.idle_count())
+            .finish_non_exhaustive()
+    }
+}
+
+impl RelayTransport {
+    /// Sets a relay up. Starts nothing yet. Has to be called within a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// `internal` when TLS cannot be set up, `request_invalid` for options that contradict each other.
+    pub fn new(options: RelayOptions) -> Result<Self> {
+        let mut snapshot = Snapshot::of_this_process();
+        if let Some(home) = &options.lab_home {
+            if options.lab_upstream.is_none() {
+                let what = "a laboratory home goes with a laboratory upstream";
+                return Err(Error::new(ErrorCode::RequestInvalid, what));
+            }
+            snapshot.set("HOME", home);
+            snapshot.remove("CLAUDE_CONFIG_DIR");
+        }
+        let authorities = snapshot
+            .get("NODE_EXTRA_CA_CERTS")
+            .and_then(|path| std::fs::read(path).ok());
+        let upstream = Upstream::new(options.lab_upstream.as_ref(), authorities.as_deref())?;
+        let installed = Installed::new(options.claude_path, snapshot.clone());
+        let launcher = Launcher::new(
+            installed,
+            snapshot,
+            options.inherited_credentials,
+            options.tool_server,
+        );
+        let stable = Stable::new(launcher, options.memory_budget_bytes, options.spares);
+        Ok(Self {
+            inner: Arc::new(Inner {
+                stable,
+                upstream,
+                process: options.process,
+                tools: options.tools,
+                warned: AtomicBool::new(false),
+            }),
+        })
+    }
+
+    /// Starts, sets and primes a process for requests like this one, ahead of the first. Only for
+    /// [`ProcessMode::Warm`]; otherwise it only checks the request and the CLI.
+    ///
+    /// # Errors
+    ///
+    /// What the request itself would fail with before it is sent.
+    pub async fn warm_up(&self, request: &Request) -> Result<()> {
+        let thinking = request.thinking;
+        let prepared = Prepared::new(request.clone(), self.inner.tools)?;
+        let need = self.inner.need(&prepared, thinking).await?;
+        if self.inner.process == ProcessMode::Warm {
+            self.inner.stable.make_ready(&need).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Transport for RelayTransport {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Relay
+    }
+
+    fn generate(&self, request: Request) -> Generation {
+        let (events, generation) = Generation::channel();
+        let inner = Arc::clone(&self.inner);
+        self.inner
+            .stable
+            .spawn(async move { inner.generate(request, events).await });
+        generation
+    }
+
+    fn shutdown(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
+        Box::pin(self.inner.stable.shutdown())
+    }
+}
+
+impl Drop for RelayTransport {
+    fn drop(&mut self) {
+        self.inner.stable.close();
+    }
+}
+
+impl Inner {
+    async fn generate(&self, request: Request, mut events: EventSender) {
+        let started = Instant::now();
+        let closing = self.stable.closing().clone();
+        let cancelled = events.cancelled().clone();
+        let place = request.place.clone();
+        let thinking = request.thinking;
+        let prepared = match Prepared::new(request, self.tools) {
+            Ok(prepared) => prepared,
+            Err(error) => return events.fail(error).await,
+        };
+        for notice in self.notices(&prepared) {
+            // A host that is gone is noticed below.
+            let _ = events.try_send(Event::Notice(notice));
+        }
+        let result = tokio::select! {
+            result = async {
+                match self.process {
+                    ProcessMode::Warm => self.warm(&prepared, thinking, &mut events, started).await,
+                    ProcessMode::PerRequest => {
+                        let shape = Shape::PerRequest { prepared: &prepared, thinking, place: &place };
+                        self.per_request(&shape, &prepared, &mut events, started).await
+                    }
+                }
+            } => result,
+            () = closing.cancelled() => Err(closed()),
+            // Within an exchange a cancel is seen there first; this one is for what comes before.
+            () = lasting_cancel(cancelled) => return,
+        };
+        if let Err(error) = result {
+            if error.code() == ErrorCode::Auth {
+                self.stable.forget_sign_in();
+            }
+            events.fail(error).await;
+        }
+    }
+
+    fn notices(&self, prepared: &Prepared) -> Vec<Notice> {
+        let mut notices = Vec::new();
+        if self.upstream.is_laboratory() {
+            notices.push(Notice::Laboratory);
+        }
+        if !self.warned.swap(true, Ordering::Relaxed) {
+            notices.push(Notice::Uncertified {
+                text: UNCERTIFIED.to_owned(),
+            });
+        }
+        if !prepared.changes.is_empty() {
+            notices.push(Notice::Normalised {
+                changes: prepared.changes.clone(),
+            });
+        }
+        notices
+    }
+
+    async fn need(&self, prepared: &Prepared, thinking: ThinkingDisplay) -> Result<Need> {
+        let in_band = launcher::mcp(prepared);
+        Ok(Need {
+            key: Key {
+                program: self.stable.program().await?,
+                thinking,
+                has_system: !prepared.fit.system.is_empty(),
+                in_band: in_band
+                    .map(|catalogue| catalogue.digest().to_string())
+                    .unwrap_or_default(),
+            },
+            fit: prepared.fit.clone(),
+            session: prepared.session.clone(),
+            in_band: in_band.cloned(),
+        })
+    }
+
+    async fn warm(
+        &self,
+        prepared: &Prepared,
+        thinking: ThinkingDisplay,
+        events: &mut EventSender,
+        started: Instant,
+    ) -> Result<()> {
+        let need = self.need(prepared, thinking).await?;
+        for _ in 0..=RELAUNCHES {
+            let mut kept = within_start(prepared, started, self.stable.take(&need)).await?;
+            let how = how_of(&kept, &need.fit);
+            kept.running.lane.admission().arm();
+            let controls = match kept.write_burst(&need.fit, need.in_band.as_ref()) {
+                Ok(controls) => controls,
+                Err(error) => {
+                    self.stable.end(kept);
+                    return Err(error);
+                }
+            };
+            let seat = kept.seat(controls);
+            let exchange = Exchange::new(
+                ProcessMode::Warm,
+                seat,
+                &self.upstream,
+                prepared,
+                events,
+                how,
+                started,
+            );
+            let (ended, remains) = exchange.run().await;
+            kept.isolated |= remains.isolated;
+            match ended {
+                Ended::Relaunch(plugins) => {
+                    self.stable.learn(plugins);
+                    self.stable.end(kept);
+                }
+                Ended::Failed(error) => {
+                    self.settle(kept, remains, &need, error.code() != ErrorCode::Auth);
+                    return Err(error);
+                }
+                Ended::Released | Ended::Cancelled => {
+                    self.settle(kept, remains, &need, true);
+                    return Ok(());
+                }
+            }
+        }
+        Err(Error::new(
+            ErrorCode::IsolationCustomizations,
+            "a built-in plugin cannot be disabled",
+        ))
+    }
+
+    /// Puts a process back after its CLI has ended the turn, or ends it. The host does not wait for that.
+    fn settle(&self, mut kept: Kept, mut remains: Remains, need: &Need, may_be_kept: bool) {
+        let (stable, session) = (Arc::clone(&self.stable), need.session.clone());
+        if !may_be_kept {
+            remains.hang_up();
+            return self.stable.end(kept);
+        }
+        self.stable.spawn(async move {
+            remains.linger().await;
+            let good =
+                remains.native_is_good || (!remains.native_is_over && kept.finish_turn().await);
+            if good && is_reusable(&kept.running.lane) {
+                kept.running.lane.admission().disarm();
+                stable.give_back(kept, session);
+            } else {
+                stable.end(kept);
+            }
+        });
+    }
+
+    async fn per_request(
+        &self,
+        shape: &Shape<'_>,
+        prepared: &Prepared,
+        events: &mut EventSender,
+        started: Instant,
+    ) -> Result<()> {
+        for _ in 0..=RELAUNCHES {
+            let mut running =
+                within_start(prepared, started, self.stable.start_alone(shape)).await?;
+            let how = Plan {
+                kind: PlanKind::Fresh,
+                reason: "a process for each request was asked for".to_owned(),
+            };
+            let seat = running.seat(None, 0, false);
+            let exchange = Exchange::new(
+                ProcessMode::PerRequest,
+                seat,
+                &self.upstream,
+                prepared,
+                events,
+                how,
+                started,
+            );
+            let (ended, mut remains) = exchange.run().await;
+            match ended {
+                Ended::Released => {
+                    self.stable.spawn(async move {
+                        remains.linger().await;
+                        // Bounded by the policy; a process that cannot be ended is reported by its owner.
+                        let _ = running.end(EndPolicy::CANCEL).await;
+                    });
+                    return Ok(());
+                }
+                Ended::Relaunch(plugins) => {
+                    self.stable.learn(plugins);
+                    running.end(EndPolicy::KILL).await?;
+                }
+                Ended::Failed(error) => {
+                    remains.hang_up();
+                    running.end(EndPolicy::KILL).await?;
+                    return Err(error);
+                }
+                Ended::Cancelled => {
+                    remains.hang_up();
+                    // Cancelled: the group is killed by the drop as well; this only waits for the reaping.
+                    let _ = running.end(EndPolicy::KILL).await;
+                    return Ok(());
+                }
+            }
+        }
+        Err(Error::new(
+            ErrorCode::IsolationCustomizations,
+            "a built-in plugin cannot be disabled",
+        ))
+    }
+}
+
+/// Whatever comes before the exchange counts against the start deadline.
+async fn within_start<T>(
+    prepared: &Prepared,
+    started: Instant,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let limit = prepared.limits.start;
+    match tokio::time::timeout_at(started + limit, work).await {
+        Ok(done) => done,
+        Err(_) => {
+            let what = format!("no process was ready within {} s", limit.as_secs_f32());
+            Err(Error::new(ErrorCode::StartTimeout, what))
+        }
+    }
+}
+
+fn how_of(kept: &Kept, wanted: &Fit) -> Plan {
+    let (kind, reason) = match &kept.fit {
+        None => (
+            PlanKind::Fresh,
+            "no kept process was free, so one was started",
+        ),
+        Some(fit) if *fit == *wanted => (PlanKind::Warm, "a kept process already fits"),
+        Some(_) => (PlanKind::Warm, "a kept process was set to this request"),
+    };
+    Plan {
+        kind,
+        reason: reason.to_owned(),
+    }
+}
+
+/// An exchange sees a cancel at once and puts its process in order; only when nothing has seen it after this long is the
+/// whole task dropped, which kills what it owns.
+const CANCEL_GRACE: std::time::Duration = std::time::Duration::from_millis(20);
+
+async fn lasting_cancel(cancelled: tokio_util::sync::CancellationToken) {
+    cancelled.cancelled().await;
+    tokio::time::sleep(CANCEL_GRACE).await;
+}

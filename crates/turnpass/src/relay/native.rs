@@ -70,7 +70,12 @@ pub(crate) struct NativeReader {
 impl NativeReader {
     /// A reader for a process that was launched to show exactly `expected`.
     pub(crate) fn new(expected: Expected) -> Self {
-        Self { expected, marks: FailureMarks::default(), noise: 0, unknown: UnknownTypes::default() }
+        Self {
+            expected,
+            marks: FailureMarks::default(),
+            noise: 0,
+            unknown: UnknownTypes::default(),
+        }
     }
 
     /// Reads one line. `None` for one that means nothing to a relay.
@@ -86,9 +91,9 @@ impl NativeReader {
             Record::System(System::Init(init)) => {
                 Some(Native::Init(isolation::judge(&init, &self.expected)))
             }
-            Record::System(System::ApiRetry { error_status, .. }) => {
-                Some(Native::Retry { status: error_status })
-            }
+            Record::System(System::ApiRetry { error_status, .. }) => Some(Native::Retry {
+                status: error_status,
+            }),
             Record::StreamEvent(event) => {
                 matches!(event.event, StreamEvent::MessageStop).then_some(Native::MessageStop)
             }
@@ -100,15 +105,24 @@ impl NativeReader {
                 let marks = std::mem::take(&mut self.marks);
                 Some(Native::Result(result.verdict(&marks)))
             }
-            Record::ControlResponse { request_id, outcome } => Some(Native::Control {
+            Record::ControlResponse {
+                request_id,
+                outcome,
+            } => Some(Native::Control {
                 id: request_id.into_owned(),
                 refused: matches!(outcome, ControlOutcome::Error { .. }),
             }),
-            Record::ControlRequest { request_id, request } => Some(match request {
-                CliRequest::McpMessage { message, .. } => {
-                    Native::Mcp { id: request_id.into_owned(), message: message.to_owned() }
-                }
-                CliRequest::Other { .. } => Native::Unsupported { id: request_id.into_owned() },
+            Record::ControlRequest {
+                request_id,
+                request,
+            } => Some(match request {
+                CliRequest::McpMessage { message, .. } => Native::Mcp {
+                    id: request_id.into_owned(),
+                    message: message.to_owned(),
+                },
+                CliRequest::Other { .. } => Native::Unsupported {
+                    id: request_id.into_owned(),
+                },
             }),
             Record::Malformed { kind, .. } => Some(Native::Broken(Error::new(
                 ErrorCode::ProtocolShape,
@@ -171,9 +185,18 @@ mod tests {
             r#"{"type":"assistant","message":{"model":"<synthetic>","content":[{"type":"text","text":"x"}]},"error":"rate_limit"}"#,
         );
         let result = r#"{"type":"result","subtype":"success","is_error":true,"api_error_status":429,"terminal_reason":"api_error"}"#;
-        assert!(matches!(read(&mut reader, result), Some(Native::Result(Verdict::Failed(_)))));
+        assert!(matches!(
+            read(&mut reader, result),
+            Some(Native::Result(Verdict::Failed(_)))
+        ));
         let good = r#"{"type":"result","subtype":"success","is_error":false,"terminal_reason":"completed","num_turns":1,"result":"ok"}"#;
-        assert!(matches!(read(&mut reader, good), Some(Native::Result(Verdict::Completed))), "marks are per turn");
+        assert!(
+            matches!(
+                read(&mut reader, good),
+                Some(Native::Result(Verdict::Completed))
+            ),
+            "marks are per turn"
+        );
     }
 
     #[test]
@@ -183,24 +206,35 @@ mod tests {
             assert!(read(&mut reader, "warning: something").is_none());
             assert!(read(&mut reader, "").is_none());
         }
-        assert!(matches!(read(&mut reader, "one more"), Some(Native::Broken(error)) if error.code() == ErrorCode::ProtocolRecord));
+        assert!(
+            matches!(read(&mut reader, "one more"), Some(Native::Broken(error)) if error.code() == ErrorCode::ProtocolRecord)
+        );
     }
 
     #[test]
     fn a_known_record_in_an_unknown_shape_is_no_noise() {
         let line = r#"{"type":"result","subtype":"success","is_error":{"new":1},"usage":[]}"#;
         let read = read(&mut reader(), line);
-        assert!(!matches!(read, Some(Native::Result(Verdict::Completed)) | None), "{read:?}");
+        assert!(
+            !matches!(read, Some(Native::Result(Verdict::Completed)) | None),
+            "{read:?}"
+        );
     }
 
     #[test]
     fn controls_and_requests_of_the_cli_keep_their_ids() {
         let mut reader = reader();
-        let ok = r#"{"type":"control_response","response":{"subtype":"success","request_id":"r1"}}"#;
-        assert!(matches!(read(&mut reader, ok), Some(Native::Control { id, refused: false }) if id == "r1"));
+        let ok =
+            r#"{"type":"control_response","response":{"subtype":"success","request_id":"r1"}}"#;
+        assert!(
+            matches!(read(&mut reader, ok), Some(Native::Control { id, refused: false }) if id == "r1")
+        );
         let no = r#"{"type":"control_response","response":{"subtype":"error","request_id":"r2","error":"no"}}"#;
-        assert!(matches!(read(&mut reader, no), Some(Native::Control { id, refused: true }) if id == "r2"));
-        let ask = r#"{"type":"control_request","request_id":"c","request":{"subtype":"can_use_tool"}}"#;
+        assert!(
+            matches!(read(&mut reader, no), Some(Native::Control { id, refused: true }) if id == "r2")
+        );
+        let ask =
+            r#"{"type":"control_request","request_id":"c","request":{"subtype":"can_use_tool"}}"#;
         assert!(matches!(read(&mut reader, ask), Some(Native::Unsupported { id }) if id == "c"));
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use super::fit::{self, Fit};
 use super::isolation::Expected;
@@ -19,6 +19,7 @@ use crate::request::{Effort, Limits, Request, TransportSession};
 use crate::tools::{Catalogue, check_tools};
 use crate::turn::ToolNames;
 use crate::wire::splice::{CacheTtl, NativeBody, SpliceError};
+use crate::wire::text::Text;
 
 /// The CLI's system prompt is marked twice; the service takes four marks in all.
 const MARKS: usize = 2;
@@ -54,14 +55,16 @@ pub(crate) struct Prepared {
     /// What the normaliser changed, in words.
     pub(crate) changes: Vec<String>,
     /// The top-level fields that have to arrive as they were given.
-    fields: Vec<(String, Value)>,
+    fields: Map<String, Value>,
     messages: Vec<Message>,
     encoded: Box<RawValue>,
 }
 
 impl std::fmt::Debug for Prepared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Prepared").field("messages", &self.messages.len()).finish_non_exhaustive()
+        f.debug_struct("Prepared")
+            .field("messages", &self.messages.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -74,24 +77,25 @@ impl Prepared {
     pub(crate) fn new(request: Request, carrier: ToolCarrier) -> Result<Self> {
         check(&request)?;
         let catalogue = Catalogue::build(&request.tools)?;
-        let tools = match carrier {
-            ToolCarrier::ExtraBody => Some(catalogue.extra_body_tools()),
-            ToolCarrier::Mcp => None,
-        };
-        let tools = tools.filter(|tools| !tools.is_empty());
+        let in_body = carrier == ToolCarrier::ExtraBody && !catalogue.is_empty();
+        let tools = in_body.then(|| catalogue.request_json());
         let published = |host: &str| names::published(host).unwrap_or_else(|_| host.to_owned());
-        let extra = fit::extra_body(tools, &request.sampling, request.effort, published);
-        let fields = extra.iter().filter(|(key, _)| *key != "tools").map(|(k, v)| (k.clone(), v.clone()));
-        let fields = fields.collect();
+        let fields = fit::extra_body(&request.sampling, request.effort, published);
+        let extra = fit::extra_body_text(tools, &fields);
         let (encoded, changes) = encoded(&request.messages, Ttl::OneHour)?;
-        models::check_context(&request.model, &request.messages, encoded.get().len(), &request.system)?;
+        models::check_context(
+            &request.model,
+            &request.messages,
+            encoded.get().len(),
+            &request.system,
+        )?;
         Ok(Self {
             session: request.session,
             fit: Fit {
                 model: request.model.0,
                 effort: request.effort.filter(|effort| *effort != Effort::None),
                 system: request.system,
-                extra: Value::Object(extra).to_string(),
+                extra,
             },
             limits: request.limits,
             catalogue,
@@ -113,39 +117,61 @@ impl Prepared {
     pub(crate) fn expected(&self, server: Option<&str>) -> Expected {
         let tools = match self.carrier {
             ToolCarrier::ExtraBody => Vec::new(),
-            ToolCarrier::Mcp => self.catalogue.expected_tool_names().map(str::to_owned).collect(),
+            ToolCarrier::Mcp => self
+                .catalogue
+                .expected_tool_names()
+                .map(str::to_owned)
+                .collect(),
         };
-        Expected { server: server.map(str::to_owned), tools }
+        Expected {
+            server: server.map(str::to_owned),
+            tools,
+        }
     }
 
     /// The CLI's request with the host's messages in place of its own, every other byte kept.
     pub(crate) fn restore(&self, native: &Bytes) -> Result<Bytes, Misfit> {
         let body = NativeBody::read(native).map_err(misfit)?;
         let inspection = body.inspect();
-        let ttl = inspection.marks.iter().map(|mark| mark.ttl).next_back();
-        let spliced = match ttl {
+        let spliced = match inspection.ttl() {
             Some(CacheTtl::OneHour) => body.splice(&self.encoded, PLACEHOLDER),
             other => {
                 // The CLI went over to another lifetime (or none): a mark of an hour may not stand behind one of five
                 // minutes, so ours follow it.
-                let ttl = if other.is_some() { Ttl::FiveMinutes } else { Ttl::None };
+                let ttl = if other.is_some() {
+                    Ttl::FiveMinutes
+                } else {
+                    Ttl::None
+                };
                 let (again, _) = encoded(&self.messages, ttl).map_err(Misfit::Refused)?;
                 body.splice(&again, PLACEHOLDER)
             }
         };
         let restored = spliced.map_err(misfit)?;
-        self.check_arrived(&body, &inspection.tool_names_str(), inspection.stream).map_err(Misfit::Refused)?;
+        self.check_arrived(&body, &inspection.tool_names, inspection.stream)
+            .map_err(Misfit::Refused)?;
         Ok(restored.into())
     }
 
     /// Whether the request carries exactly what the host asked for.
-    fn check_arrived(&self, body: &NativeBody<'_>, tools: &[&str], stream: Option<bool>) -> Result<()> {
+    fn check_arrived(
+        &self,
+        body: &NativeBody<'_>,
+        tools: &[Option<Text<'_>>],
+        stream: Option<bool>,
+    ) -> Result<()> {
         if stream != Some(true) {
-            return Err(Error::new(ErrorCode::RelayTransit, "the CLI's request is not a streamed one"));
+            return Err(Error::new(
+                ErrorCode::RelayTransit,
+                "the CLI's request is not a streamed one",
+            ));
         }
-        check_tools(tools.iter().copied(), self.catalogue.expected_tool_names()).into_result()?;
+        let tools = tools.iter().map(|name| name.as_deref().unwrap_or_default());
+        check_tools(tools, self.catalogue.expected_tool_names()).into_result()?;
         for (key, given) in &self.fields {
-            let arrived: Option<Value> = body.field(key).and_then(|raw| serde_json::from_str(raw.get()).ok());
+            let arrived: Option<Value> = body
+                .field(key)
+                .and_then(|raw| serde_json::from_str(raw.get()).ok());
             if !arrived.is_some_and(|arrived| contains(given, &arrived)) {
                 let what = format!("the CLI did not pass on the setting {key}");
                 return Err(Error::new(ErrorCode::SamplingUnsupported, what));
@@ -158,9 +184,11 @@ impl Prepared {
 /// The CLI merges `output_config` key by key (all three versions), so there it may have more than was given.
 fn contains(given: &Value, arrived: &Value) -> bool {
     match (given, arrived) {
-        (Value::Object(given), Value::Object(arrived)) => given
-            .iter()
-            .all(|(key, value)| arrived.get(key).is_some_and(|arrived| fit::same_value(value, arrived))),
+        (Value::Object(given), Value::Object(arrived)) => given.iter().all(|(key, value)| {
+            arrived
+                .get(key)
+                .is_some_and(|arrived| fit::same_value(value, arrived))
+        }),
         _ => fit::same_value(given, arrived),
     }
 }
@@ -182,7 +210,7 @@ fn encoded(messages: &[Message], ttl: Ttl) -> Result<(Box<RawValue>, Vec<String>
         .map_err(|_| Error::new(ErrorCode::Internal, "the encoded messages are not UTF-8"))?;
     let raw = RawValue::from_string(text)
         .map_err(|_| Error::new(ErrorCode::Internal, "the encoded messages are not JSON"))?;
-    Ok((raw, normalised.changes.iter().map(ToString::to_string).collect()))
+    Ok((raw, normalised.summary()))
 }
 
 fn check(request: &Request) -> Result<()> {
@@ -201,12 +229,18 @@ fn check(request: &Request) -> Result<()> {
     if let Some(crate::request::ToolChoice::Tool { name, .. }) = &request.sampling.tool_choice
         && !request.tools.iter().any(|tool| tool.name == *name)
     {
-        return invalid(&format!("tool_choice names {name:?}, which is not among the tools"));
+        return invalid(&format!(
+            "tool_choice names {name:?}, which is not among the tools"
+        ));
     }
     if request.sampling.tool_choice.is_some() && request.tools.is_empty() {
         return invalid("tool_choice needs tools");
     }
-    for (name, limit) in [("start", request.limits.start), ("idle", request.limits.idle), ("total", request.limits.total)] {
+    for (name, limit) in [
+        ("start", request.limits.start),
+        ("idle", request.limits.idle),
+        ("total", request.limits.total),
+    ] {
         if limit < Duration::from_millis(1) {
             return invalid(&format!("the {name} deadline is zero"));
         }

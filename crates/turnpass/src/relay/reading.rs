@@ -24,7 +24,11 @@ pub(crate) struct Reading {
 impl Reading {
     /// An answer of which nothing has come.
     pub(crate) fn new(turn: Turn) -> Self {
-        Self { parser: sse::Parser::new(sse::MAX_EVENT_BYTES), turn, bytes: 0 }
+        Self {
+            parser: sse::Parser::new(sse::MAX_EVENT_BYTES),
+            turn,
+            bytes: 0,
+        }
     }
 
     /// What was decoded so far.
@@ -92,7 +96,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn reading() -> Reading {
-        let plan = Plan { kind: PlanKind::Fresh, reason: String::new() };
+        let plan = Plan {
+            kind: PlanKind::Fresh,
+            reason: String::new(),
+        };
         Reading::new(Turn::new(Box::new(|name| Some(name.to_owned())), plan))
     }
 
@@ -105,10 +112,15 @@ mod tests {
 
     #[test]
     fn bug_004_half_a_surrogate_pair_becomes_a_replacement_character() {
-        let text = String::from_utf8(answer()).unwrap().replace("héllo", r"ok \ud83d");
+        let text = String::from_utf8(answer())
+            .unwrap()
+            .replace("héllo", r"ok \ud83d");
         let (mut reading, mut out) = (reading(), Vec::new());
         assert!(reading.feed(text.into_bytes().into(), &mut out).unwrap());
-        assert!(out.iter().any(|event| matches!(event, Event::Text { text } if text.contains("ok \u{fffd}"))));
+        assert!(
+            out.iter()
+                .any(|event| matches!(event, Event::Text { text } if text.contains("ok \u{fffd}")))
+        );
         reading.end().unwrap();
     }
 
@@ -137,8 +149,14 @@ mod tests {
         let bytes = answer();
         for cut in 0..bytes.len() - 1 {
             let (mut reading, mut out) = (reading(), Vec::new());
-            reading.feed(Bytes::copy_from_slice(&bytes[..cut]), &mut out).unwrap();
-            assert_eq!(reading.end().unwrap_err().code(), ErrorCode::StreamInterrupted, "cut at {cut}");
+            reading
+                .feed(Bytes::copy_from_slice(&bytes[..cut]), &mut out)
+                .unwrap();
+            assert_eq!(
+                reading.end().unwrap_err().code(),
+                ErrorCode::StreamInterrupted,
+                "cut at {cut}"
+            );
             assert!(reading.turn().finish().is_none());
         }
     }

@@ -52,7 +52,8 @@ impl LoopbackUrl {
     ///
     /// `lab_upstream_refused` for anything but plain http to a loopback address, with no name, password or query.
     pub fn parse(text: &str) -> Result<Self> {
-        let refused = |why: &str| Error::new(ErrorCode::LabUpstreamRefused, format!("the address {why}"));
+        let refused =
+            |why: &str| Error::new(ErrorCode::LabUpstreamRefused, format!("the address {why}"));
         let url = reqwest::Url::parse(text).map_err(|_| refused("is not a URL"))?;
         if url.scheme() != "http" {
             return Err(refused("is not plain http"));
@@ -92,7 +93,9 @@ pub(crate) struct Upstream {
 
 impl fmt::Debug for Upstream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Upstream").field("base", &self.base).finish_non_exhaustive()
+        f.debug_struct("Upstream")
+            .field("base", &self.base)
+            .finish_non_exhaustive()
     }
 }
 
@@ -140,21 +143,31 @@ impl Upstream {
     /// # Errors
     ///
     /// `internal` when the TLS library cannot be set up, or `request_invalid` for an unreadable authorities file.
-    pub(crate) fn new(laboratory: Option<&LoopbackUrl>, extra_authorities: Option<&[u8]>) -> Result<Self> {
-        let failed = |error: &dyn fmt::Display| Error::new(ErrorCode::Internal, format!("no http client: {error}"));
+    pub(crate) fn new(
+        laboratory: Option<&LoopbackUrl>,
+        extra_authorities: Option<&[u8]>,
+    ) -> Result<Self> {
+        let failed = |error: &dyn fmt::Display| {
+            Error::new(ErrorCode::Internal, format!("no http client: {error}"))
+        };
         let builder = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
             .pool_idle_timeout(IDLE_CONNECTION)
             .tcp_nodelay(true)
             .http1_only();
+        // A laboratory speaks plain http, so it needs no authority and no look at the machine's.
         let builder = match laboratory {
-            Some(_) => builder.no_proxy(),
-            None => builder.tls_backend_preconfigured(tls(extra_authorities)?),
+            Some(_) => builder.no_proxy().tls_backend_preconfigured(tls(rustls::RootCertStore::empty())?),
+            None => builder.tls_backend_preconfigured(tls(authorities(extra_authorities)?)?),
         };
         let base = laboratory.map_or(SERVICE, LoopbackUrl::as_str).to_owned();
         let client = builder.build().map_err(|error| failed(&error))?;
-        Ok(Self { client, base, laboratory: laboratory.is_some() })
+        Ok(Self {
+            client,
+            base,
+            laboratory: laboratory.is_some(),
+        })
     }
 
     /// Whether answers come from a laboratory.
@@ -171,39 +184,62 @@ impl Upstream {
     /// # Cancel safety
     ///
     /// Dropping the future closes the connection.
-    pub(crate) async fn send(&self, path: &str, headers: &HeaderMap, body: Bytes) -> Result<Answer> {
-        let request = self.client.post(format!("{}{path}", self.base)).headers(outgoing(headers)).body(body);
+    pub(crate) async fn send(
+        &self,
+        path: &str,
+        headers: &HeaderMap,
+        body: Bytes,
+    ) -> Result<Answer> {
+        let request = self
+            .client
+            .post(format!("{}{path}", self.base))
+            .headers(outgoing(headers))
+            .body(body);
         let response = request.send().await.map_err(|error| unreachable(&error))?;
         let status = response.status();
         let headers = incoming(response.headers());
         let encodings = encodings(response.headers())?;
-        let chunks = response.bytes_stream().map_err(|error| std::io::Error::other(error.without_url()));
+        let chunks = response
+            .bytes_stream()
+            .map_err(|error| std::io::Error::other(error.without_url()));
         let body = match encodings.is_empty() {
             true => chunks.boxed(),
             false => decode(StreamReader::new(chunks), encodings),
         };
-        Ok(Answer { status, headers, body: AnswerBody(body) })
+        Ok(Answer {
+            status,
+            headers,
+            body: AnswerBody(body),
+        })
     }
 }
 
-fn tls(extra_authorities: Option<&[u8]>) -> Result<rustls::ClientConfig> {
-    let internal = |why: String| Error::new(ErrorCode::Internal, format!("TLS cannot be set up: {why}"));
+/// The machine's certificate authorities, and those that the person added.
+fn authorities(extra: Option<&[u8]>) -> Result<rustls::RootCertStore> {
     let mut roots = rustls::RootCertStore::empty();
     // Single certificates of the system that do not parse are no reason to fail; having none is.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if let Some(pem) = extra_authorities {
+    if let Some(pem) = extra {
         use rustls::pki_types::{CertificateDer, pem::PemObject};
         let extra: Vec<_> = CertificateDer::pem_slice_iter(pem).filter_map(|found| found.ok()).collect();
         roots.add_parsable_certificates(extra);
     }
     if roots.is_empty() {
-        return Err(internal("no certificate authority was found on this machine".to_owned()));
+        return Err(no_tls("no certificate authority was found on this machine"));
     }
+    Ok(roots)
+}
+
+fn tls(roots: rustls::RootCertStore) -> Result<rustls::ClientConfig> {
     let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| internal(error.to_string()))?;
+        .map_err(|error| no_tls(&error.to_string()))?;
     Ok(config.with_root_certificates(roots).with_no_client_auth())
+}
+
+fn no_tls(why: &str) -> Error {
+    Error::new(ErrorCode::Internal, format!("TLS cannot be set up: {why}"))
 }
 
 fn unreachable(error: &reqwest::Error) -> Error {
@@ -220,7 +256,10 @@ fn unreachable(error: &reqwest::Error) -> Error {
 /// The CLI's headers less those of its connection; the reply is asked for uncompressed.
 fn outgoing(headers: &HeaderMap) -> HeaderMap {
     let mut kept = passed_on(headers);
-    kept.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    kept.insert(
+        header::ACCEPT_ENCODING,
+        HeaderValue::from_static("identity"),
+    );
     kept
 }
 
@@ -240,7 +279,9 @@ fn passed_on(headers: &HeaderMap) -> HeaderMap {
         let of_connection = HOP_BY_HOP.contains(name)
             || name.as_str().starts_with("proxy-")
             || name.as_str() == "keep-alive"
-            || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()));
+            || named
+                .iter()
+                .any(|named| named.eq_ignore_ascii_case(name.as_str()));
         if !of_connection {
             kept.append(name.clone(), value.clone());
         }
@@ -258,7 +299,12 @@ enum Encoding {
 
 /// The encodings of a body, in the order in which they were applied.
 fn encodings(headers: &HeaderMap) -> Result<Vec<Encoding>> {
-    let unknown = || Error::new(ErrorCode::UpstreamError, "the service's answer has an encoding that is not known");
+    let unknown = || {
+        Error::new(
+            ErrorCode::UpstreamError,
+            "the service's answer has an encoding that is not known",
+        )
+    };
     let mut found = Vec::new();
     for value in headers.get_all(header::CONTENT_ENCODING) {
         for word in value.to_str().map_err(|_| unknown())?.split(',') {
@@ -303,8 +349,16 @@ mod tests {
 
     #[test]
     fn a_laboratory_is_on_loopback_and_nothing_else() {
-        for good in ["http://127.0.0.1:8399", "http://localhost:1/", "http://[::1]:9", "http://127.9.9.9/lab"] {
-            assert!(!LoopbackUrl::parse(good).unwrap().as_str().ends_with('/'), "{good}");
+        for good in [
+            "http://127.0.0.1:8399",
+            "http://localhost:1/",
+            "http://[::1]:9",
+            "http://127.9.9.9/lab",
+        ] {
+            assert!(
+                !LoopbackUrl::parse(good).unwrap().as_str().ends_with('/'),
+                "{good}"
+            );
         }
         for bad in [
             "https://127.0.0.1:1",
@@ -337,11 +391,22 @@ mod tests {
             ("proxy-authorization", "p"),
             ("x-app", "cli"),
         ] {
-            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+            headers.append(
+                HeaderName::from_static(name),
+                HeaderValue::from_static(value),
+            );
         }
         let sent = outgoing(&headers);
         let names: Vec<_> = sent.keys().map(HeaderName::as_str).collect();
-        assert_eq!(names, ["authorization", "anthropic-beta", "x-app", "accept-encoding"]);
+        assert_eq!(
+            names,
+            [
+                "authorization",
+                "anthropic-beta",
+                "x-app",
+                "accept-encoding"
+            ]
+        );
         assert_eq!(sent[header::ACCEPT_ENCODING], "identity");
     }
 
@@ -351,22 +416,43 @@ mod tests {
         let plain = b"event: ping\ndata: {}\n\n".repeat(100);
         let mut packed = Vec::new();
         let inner = BufReader::new(GzipEncoder::new(&plain[..]));
-        BrotliEncoder::new(inner).read_to_end(&mut packed).await.unwrap();
+        BrotliEncoder::new(inner)
+            .read_to_end(&mut packed)
+            .await
+            .unwrap();
         let mut headers = HeaderMap::new();
-        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip, br"));
+        headers.insert(
+            header::CONTENT_ENCODING,
+            HeaderValue::from_static("gzip, br"),
+        );
         let found = encodings(&headers).unwrap();
-        let chunks: Vec<Bytes> = decode(std::io::Cursor::new(packed), found).try_collect().await.unwrap();
+        let chunks: Vec<Bytes> = decode(std::io::Cursor::new(packed), found)
+            .try_collect()
+            .await
+            .unwrap();
         assert_eq!(chunks.concat(), plain);
     }
 
     #[test]
     fn bug_095_an_encoding_that_is_not_known_is_an_error() {
         let mut headers = HeaderMap::new();
-        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("compress"));
-        assert_eq!(encodings(&headers).unwrap_err().code(), ErrorCode::UpstreamError);
-        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip,gzip,gzip,gzip"));
+        headers.insert(
+            header::CONTENT_ENCODING,
+            HeaderValue::from_static("compress"),
+        );
+        assert_eq!(
+            encodings(&headers).unwrap_err().code(),
+            ErrorCode::UpstreamError
+        );
+        headers.insert(
+            header::CONTENT_ENCODING,
+            HeaderValue::from_static("gzip,gzip,gzip,gzip"),
+        );
         assert!(encodings(&headers).is_err());
-        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("identity"));
+        headers.insert(
+            header::CONTENT_ENCODING,
+            HeaderValue::from_static("identity"),
+        );
         assert!(encodings(&headers).unwrap().is_empty());
     }
 }

@@ -59,7 +59,16 @@ pub struct Catalogue {
     tools: Vec<Published>,
     names: Names,
     list: Box<RawValue>,
+    request: Box<RawValue>,
     digest: Digest,
+}
+
+/// A tool as it stands in a Messages request.
+#[derive(Serialize)]
+struct Requested<'a> {
+    name: &'a str,
+    description: &'a str,
+    input_schema: &'a serde_json::Value,
 }
 
 #[derive(Serialize)]
@@ -121,12 +130,13 @@ impl Catalogue {
             .map(|tool| Ok((published(&tool.name)?, tool)))
             .collect::<Result<Vec<_>>>()?;
         entries.sort_by_cached_key(|(entry, _)| sort_key(&entry.name));
-        let list = list_json(&entries, limits.bytes)?;
+        let (list, request) = lists_json(&entries, limits.bytes)?;
         Ok(Self {
             digest: Digest::of(list.get().as_bytes()),
             tools: entries.into_iter().map(|(entry, _)| entry).collect(),
             names,
             list,
+            request,
         })
     }
 
@@ -163,6 +173,11 @@ impl Catalogue {
     /// The result of `tools/list`: `{"tools":[...]}`.
     pub fn tools_list_json(&self) -> &RawValue {
         &self.list
+    }
+
+    /// The value of `tools` in a Messages request: a JSON array.
+    pub fn request_json(&self) -> &RawValue {
+        &self.request
     }
 
     /// The value of `sdkMcpServerManifests.turnpass` in the CLI's `initialize`: with it no MCP message is exchanged before
@@ -292,14 +307,21 @@ fn sort_key(name: &str) -> (String, String) {
 
 const LIST_END: &str = "]}";
 
-fn list_json(entries: &[(Published, &Tool)], limit: usize) -> Result<Box<RawValue>> {
-    let mut text = String::from(r#"{"tools":["#);
+/// The result of `tools/list`, and the `tools` of a Messages request.
+fn lists_json(
+    entries: &[(Published, &Tool)],
+    limit: usize,
+) -> Result<(Box<RawValue>, Box<RawValue>)> {
+    let (mut list, mut request) = (String::from(r#"{"tools":["#), String::from("["));
     for (n, (entry, tool)) in entries.iter().enumerate() {
         if n > 0 {
-            text.push(',');
+            list.push(',');
+            request.push(',');
         }
-        text += &tool_json(entry, tool)?;
-        if text.len() + LIST_END.len() > limit {
+        let (listed, requested) = tool_json(entry, tool)?;
+        list += &listed;
+        request += &requested;
+        if list.len() + LIST_END.len() > limit {
             return Err(Error::new(
                 ErrorCode::ToolCatalogSize,
                 format!(
@@ -309,11 +331,12 @@ fn list_json(entries: &[(Published, &Tool)], limit: usize) -> Result<Box<RawValu
             ));
         }
     }
-    text += LIST_END;
-    Ok(raw(text))
+    list += LIST_END;
+    request.push(']');
+    Ok((raw(list), raw(request)))
 }
 
-fn tool_json(entry: &Published, tool: &Tool) -> Result<String> {
+fn tool_json(entry: &Published, tool: &Tool) -> Result<(String, String)> {
     let invalid = |why: String| {
         Error::new(
             ErrorCode::ToolInvalid,
@@ -340,7 +363,16 @@ fn tool_json(entry: &Published, tool: &Tool) -> Result<String> {
             always_load: true,
         },
     };
-    serde_json::to_string(&listed).map_err(|error| invalid(error.to_string()))
+    let requested = Requested {
+        name: &entry.name,
+        description: &description,
+        input_schema: &folded.schema,
+    };
+    let json = |text: serde_json::Result<String>| text.map_err(|error| invalid(error.to_string()));
+    Ok((
+        json(serde_json::to_string(&listed))?,
+        json(serde_json::to_string(&requested))?,
+    ))
 }
 
 fn raw(text: String) -> Box<RawValue> {
@@ -386,6 +418,15 @@ mod tests {
                 },
                 "toolsListResult": value(catalogue.tools_list_json()),
             })
+        );
+    }
+
+    #[test]
+    fn bug_049_names_that_reach_upstream_have_the_server_s_form() {
+        let catalogue = Catalogue::build(&[tool("mcp_probe")]).unwrap();
+        assert_eq!(
+            catalogue.request_json().get(),
+            r#"[{"name":"mcp__turnpass__mcp_probe","description":"does mcp_probe","input_schema":{"type":"object","properties":{"z":{},"a":{}}}}]"#
         );
     }
 

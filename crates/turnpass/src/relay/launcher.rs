@@ -1,0 +1,213 @@
+//! From a found, checked and signed-in CLI to a running process with its lane.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use super::isolation::Expected;
+use super::kept::{REAL_LINE_BYTES, Running, WARM_LINE_BYTES};
+use super::lane::Lane;
+use super::prepared::{Prepared, ToolCarrier};
+use crate::cli::environment::{Base, Environment, InheritedCredentials, Snapshot};
+use crate::cli::installed::Installed;
+use crate::cli::launch::{
+    self, Ground, MCP_SERVER, McpServer, RelayAddress, RelayPerRequest, RelayWarm,
+};
+use crate::cli::private_dir::{PrivateDir, roots};
+use crate::error::{Error, ErrorCode, Result};
+use crate::request::{ModelId, Place, ThinkingDisplay};
+use crate::tools::Catalogue;
+
+/// Starts processes for a relay.
+#[derive(Debug)]
+pub(crate) struct Launcher {
+    installed: Installed,
+    snapshot: Snapshot,
+    inherited: InheritedCredentials,
+    tool_server: Option<PathBuf>,
+    learned: Mutex<BTreeSet<String>>,
+}
+
+/// What is to be started.
+pub(crate) enum Shape<'a> {
+    /// A process that serves many generations.
+    Warm {
+        /// Asked for at launch.
+        thinking: ThinkingDisplay,
+        /// Published in-band.
+        in_band: Option<&'a Catalogue>,
+    },
+    /// A process for one request.
+    PerRequest {
+        /// The request.
+        prepared: &'a Prepared,
+        /// Asked for at launch.
+        thinking: ThinkingDisplay,
+        /// Where the host works.
+        place: &'a Place,
+    },
+}
+
+impl Launcher {
+    pub(crate) fn new(
+        installed: Installed,
+        snapshot: Snapshot,
+        inherited: InheritedCredentials,
+        tool_server: Option<PathBuf>,
+    ) -> Self {
+        Self {
+            installed,
+            snapshot,
+            inherited,
+            tool_server,
+            learned: Mutex::default(),
+        }
+    }
+
+    /// The executable and its version as they are now, in a word that changes with an update. Checks the version's
+    /// floor; costs a process of some milliseconds when the file has changed.
+    pub(crate) async fn program(&self) -> Result<String> {
+        let found = self.installed.checked().await?;
+        Ok(format!("{} {}", found.program.display(), found.version))
+    }
+
+    /// Built-in plugins that slipped through.
+    pub(crate) fn learn(&self, plugins: Vec<String>) {
+        self.learned
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(plugins);
+    }
+
+    /// After a live refusal the stored sign-in is no news any more.
+    pub(crate) fn forget_sign_in(&self) {
+        self.installed.forget_sign_in();
+    }
+
+    /// Ends the checks that are under way.
+    pub(crate) async fn shutdown(&self) {
+        self.installed.shutdown().await;
+    }
+
+    /// Starts a process. The sign-in is checked first.
+    pub(crate) async fn start(&self, shape: &Shape<'_>) -> Result<Running> {
+        let found = self.installed.signed_in().await?;
+        let (lane, arrivals) = Lane::open().await?;
+        let dir = PrivateDir::create(&roots(&self.snapshot))?;
+        let relay = lane.address();
+        let (cwd, time_zone) = match shape {
+            // The CLI lists git files of its working directory at start; an empty one costs nothing and tells nothing.
+            Shape::Warm { .. } => (dir.work(), None),
+            Shape::PerRequest { place, .. } => {
+                let cwd = place.directory.clone().unwrap_or_else(|| dir.work());
+                (cwd, place.time_zone.as_deref())
+            }
+        };
+        let tmp = dir.tmp();
+        let base = Base {
+            program: &found.program,
+            tmp: &tmp,
+            time_zone,
+            inherited: self.inherited,
+        };
+        let ground = Ground {
+            environment: Environment::build(&self.snapshot, base)?,
+            program: found.program,
+            dir: dir.path().to_owned(),
+            cwd,
+            learned_plugins: self
+                .learned
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone(),
+        };
+        let (launch, expected, line_bytes) = match shape {
+            Shape::Warm { thinking, in_band } => {
+                let launch = launch::relay_warm(
+                    &ground,
+                    &RelayWarm {
+                        thinking: *thinking,
+                        relay: &relay,
+                    },
+                )?;
+                (launch, expected_of(*in_band), WARM_LINE_BYTES)
+            }
+            Shape::PerRequest {
+                prepared, thinking, ..
+            } => (
+                self.per_request(&ground, &dir, prepared, *thinking, &relay)?,
+                expected_of(mcp(prepared)),
+                REAL_LINE_BYTES,
+            ),
+        };
+        let group = launch.start(&dir)?;
+        Running::new(group, lane, arrivals, dir, expected, line_bytes)
+    }
+
+    fn per_request(
+        &self,
+        ground: &Ground,
+        dir: &PrivateDir,
+        prepared: &Prepared,
+        thinking: ThinkingDisplay,
+        relay: &RelayAddress,
+    ) -> Result<launch::Launch> {
+        let server = match mcp(prepared) {
+            None => None,
+            Some(catalogue) => {
+                let program = self.tool_server.as_deref().ok_or_else(|| {
+                    let what =
+                        "tools over stdio need the path of the turnpass program, which serves them";
+                    Error::new(ErrorCode::RequestInvalid, what)
+                })?;
+                let file = dir.write("catalogue.json", catalogue.file_json().as_bytes())?;
+                Some(inert_server(program, &file)?)
+            }
+        };
+        let model = ModelId(prepared.fit.model.clone());
+        launch::relay_per_request(
+            ground,
+            &RelayPerRequest {
+                model: &model,
+                effort: prepared.fit.effort,
+                thinking,
+                system: &prepared.fit.system,
+                relay,
+                server: server.as_ref(),
+                extra_body: Some(&prepared.fit.extra),
+            },
+        )
+    }
+}
+
+/// The catalogue that the CLI itself serves, if it does.
+pub(crate) fn mcp(prepared: &Prepared) -> Option<&Catalogue> {
+    (prepared.carrier == ToolCarrier::Mcp && !prepared.catalogue.is_empty())
+        .then_some(&prepared.catalogue)
+}
+
+fn expected_of(catalogue: Option<&Catalogue>) -> Expected {
+    match catalogue {
+        None => Expected::default(),
+        Some(catalogue) => Expected {
+            server: Some(MCP_SERVER.to_owned()),
+            tools: catalogue.expected_tool_names().map(str::to_owned).collect(),
+        },
+    }
+}
+
+/// The tool server that the CLI starts: turnpass itself, which lists the tools and runs none.
+fn inert_server(program: &Path, catalogue: &Path) -> Result<McpServer> {
+    let path = catalogue.to_str().ok_or_else(|| {
+        Error::new(
+            ErrorCode::LaunchFailed,
+            "the path of the private directory is not UTF-8",
+        )
+    })?;
+    let args = ["mcp-stdio", "--catalogue", path, "--policy", "inert"];
+    Ok(McpServer::Stdio {
+        command: program.to_owned(),
+        args: args.map(str::to_owned).into(),
+        env: Vec::new(),
+    })
+}
