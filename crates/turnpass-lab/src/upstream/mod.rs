@@ -6,9 +6,9 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `server`, `conn`, `http`, `encode` | the wire: HTTP/1.1 by hand, over TCP or TLS |
+//! | `server`, `answer`, `conn`, `http`, `encode` | the wire: HTTP/1.1 by hand, over TCP or TLS |
 //! | `routes`, `account` | which request gets which answer |
-//! | `script` | from a [reply](crate::scenario::Reply) to the steps that write it (pure) |
+//! | `script`, `message` | from a [reply](crate::scenario::Reply) to the steps that write it (pure) |
 //! | `model` | the [directive](crate::directive) model (pure) |
 //! | `checks`, `signature` | the real API's refusals (pure) |
 //! | `cache` | the prompt cache (pure) |
@@ -16,6 +16,7 @@
 //! | `authority` | a throw-away certificate authority |
 
 mod account;
+mod answer;
 mod authority;
 mod cache;
 mod checks;
@@ -23,6 +24,7 @@ mod conn;
 mod encode;
 mod files;
 mod http;
+mod message;
 mod model;
 mod record;
 mod routes;

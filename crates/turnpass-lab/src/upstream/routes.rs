@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 
 use super::cache::{self, Cache, CacheOptions};
 use super::checks::{self, Check, Checks, Violation};
+use super::message::Asked;
 use super::record::{Log, Recorded};
-use super::script::{Asked, Script, compile};
+use super::script::{Script, compile};
 use super::signature::Signer;
 use super::{REQUEST_LIMIT_BYTES, account, model};
 use crate::scenario::{Reply, Scenario, TokenAnswer, UsageAnswer, When};
