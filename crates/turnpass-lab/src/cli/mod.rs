@@ -11,6 +11,7 @@
 //! - [`recording`]: what a run writes down about itself, and how a test reads it back.
 //! - `player`: plays the steps of a run.
 //! - `emulator`: the built-in run that behaves like the real CLI.
+//! - `background`: control requests answered beside the steps.
 //! - `pipes`, `sse`, `http`, `mcp`, `controls`, `fixture`, `big`: the parts that both use.
 //!
 //! # Why a wrapper and not a variable
@@ -19,6 +20,7 @@
 //! inherited variables. [`install`] therefore writes a small `claude` program that carries the path of
 //! the script in itself.
 
+mod background;
 mod big;
 mod controls;
 mod emulator;

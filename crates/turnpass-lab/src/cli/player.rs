@@ -12,17 +12,16 @@ use base64::Engine as _;
 use serde_json::{Map, Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::controls;
+use super::background::Inbox;
 use super::emulator::state::State;
 use super::emulator::{self, EmulatorOptions, Ended, Flags, Forward, Out, Outcome, Totals};
 use super::fixture::{self, Row};
 use super::http::{Ask, Base, Client};
 use super::mcp::HostLink;
-use super::pipes::{self, Lines, Output};
+use super::pipes::{self, Output};
 use super::recording::Recorder;
 use super::script::{
-    Auth, Control, Grandchild, McpConnect, PlayFixture, Post, Raw, Reply, Run, ScriptError, Stderr,
-    Step,
+    Auth, Grandchild, McpConnect, PlayFixture, Post, Raw, Reply, Run, ScriptError, Stderr, Step,
 };
 use super::sse::SseParser;
 use super::template::{self, Scope};
@@ -59,10 +58,7 @@ async fn play_run(context: Context, run: Run) -> u8 {
         Run::Steps(steps) => {
             let mut player = Player::new(context, &steps);
             let code = tokio::select! {
-                end = player.steps(&steps, 0) => match end {
-                    Ok(()) => 0,
-                    Err(end) => end.code(),
-                },
+                end = player.steps(&steps, 0) => player.code(end),
                 code = signals.end() => code,
             };
             if !player.stdout_closed {
@@ -182,33 +178,16 @@ thread_local! {
 enum End {
     Exit(u8),
     Mismatch,
-    /// An expectation found the end of input; a `loop` takes it as its end.
-    Input,
-}
-
-impl End {
-    fn code(&self) -> u8 {
-        match self {
-            End::Exit(code) => *code,
-            End::Mismatch | End::Input => super::EXIT_MISMATCH,
-        }
-    }
-}
-
-/// Controls that are answered in the background of the steps.
-#[derive(Default)]
-struct Background {
-    all: bool,
-    listed: Vec<(Control, u64)>,
+    /// The expectation of this step found the end of input; a `loop` takes it as its end.
+    Input(usize),
 }
 
 struct Player {
     context: Context,
     output: Output,
-    lines: Option<Lines>,
+    inbox: Option<Inbox>,
     state: Rc<std::cell::RefCell<State>>,
     scope: Scope,
-    background: Background,
     client: Client,
     totals: Totals,
     held: Vec<super::http::Answer>,
@@ -241,17 +220,20 @@ impl Player {
             .iter()
             .any(|step| matches!(step, Step::NeverReadStdin));
         let late = matches!(steps.first(), Some(Step::WriteBeforeRead(_)));
-        let lines = (!deaf && !late).then(|| pipes::read_stdin(Arc::clone(&context.recorder)));
+        let state = Rc::new(std::cell::RefCell::new(state));
+        let inbox = (!deaf && !late).then(|| {
+            let lines = pipes::read_stdin(Arc::clone(&context.recorder));
+            Inbox::start(lines, Rc::clone(&state), output.clone())
+        });
         Player {
             context,
             output,
-            lines,
-            state: Rc::new(std::cell::RefCell::new(state)),
+            inbox,
+            state,
             scope: Scope {
                 named,
                 line: Value::Null,
             },
-            background: Background::default(),
             client: Client::default(),
             totals: Totals::default(),
             held: Vec::new(),
@@ -284,13 +266,14 @@ impl Player {
                 Ok(())
             }
             Step::Loop(steps) => self.repeat_to_end_of_input(steps).await,
-            Step::SleepMs(ms) => self.sleep(*ms).await,
+            Step::SleepMs(ms) => {
+                tokio::time::sleep(Duration::from_millis(*ms)).await;
+                Ok(())
+            }
             Step::WaitEof => self.wait_eof().await,
             Step::Grandchild(spec) => self.grandchild(spec),
             Step::Stderr(what) => write_stderr(what),
-            Step::Hang => loop {
-                self.sleep(HANG_LOOK_MS).await?;
-            },
+            Step::Hang => std::future::pending().await,
             Step::Exit(code) => Err(End::Exit(*code)),
             Step::KillSelf(name) => self.kill_self(name).await,
             Step::IgnoreSignals(names) => {
@@ -306,12 +289,8 @@ impl Player {
             Step::WriteBeforeRead(bytes) => self.write_before_read(*bytes).await,
             Step::CloseStdout => self.close_stdout().await,
             Step::AnswerControls(list) => {
-                match list {
-                    None => self.background.all = true,
-                    Some(list) => self
-                        .background
-                        .listed
-                        .extend(list.iter().map(|one| (one.clone(), 0))),
+                if let Some(inbox) = &mut self.inbox {
+                    inbox.answer(list.as_deref());
                 }
                 Ok(())
             }
@@ -331,6 +310,18 @@ impl Player {
         self.write(format!("{record}\n").into_bytes()).await
     }
 
+    fn code(&self, end: Result<(), End>) -> u8 {
+        match end {
+            Ok(()) => 0,
+            Err(End::Exit(code)) => code,
+            Err(End::Mismatch) => super::EXIT_MISMATCH,
+            Err(End::Input(number)) => {
+                self.mismatch(number, "the input ended");
+                super::EXIT_MISMATCH
+            }
+        }
+    }
+
     fn mismatch(&self, number: usize, message: &str) -> End {
         let text = format!("step {number}: {message}");
         self.context
@@ -340,59 +331,13 @@ impl Player {
         End::Mismatch
     }
 
-    /// The next line that no background answer takes.
-    async fn next_line(&mut self) -> Option<Value> {
-        loop {
-            let bytes = self.lines.as_mut()?.recv().await?;
-            let line = serde_json::from_slice(&bytes)
-                .unwrap_or_else(|_| json!({"$not_json": String::from_utf8_lossy(&bytes)}));
-            if !self.answer_in_background(&line).await {
-                return Some(line);
-            }
-        }
-    }
-
-    async fn answer_in_background(&mut self, line: &Value) -> bool {
-        if line["type"] == "control_response" {
-            return self.state.borrow().link.answered(line);
-        }
-        if line["type"] != "control_request" {
-            return false;
-        }
-        let subtype = line["request"]["subtype"].as_str().unwrap_or_default();
-        let listed = self.background.listed.iter_mut().find(|(control, used)| {
-            control.subtype == subtype && control.times.is_none_or(|times| *used < times)
-        });
-        let control = match listed {
-            Some((control, used)) => {
-                *used += 1;
-                control.clone()
-            }
-            None if self.background.all => Control::default_for(subtype),
-            None => return false,
-        };
-        tokio::time::sleep(Duration::from_millis(control.delay_ms)).await;
-        if control.ignore {
-            return true;
-        }
-        let default = controls::answer(&mut self.state.borrow_mut(), &line["request"]);
-        let answer = match (control.error, control.response) {
-            (Some(error), _) => controls::Answer::Error(error, None),
-            (None, Some(response)) => controls::Answer::Success(Some(response)),
-            (None, None) => default,
-        };
-        self.output.record(&answer.record(&line["request_id"]));
-        self.output.written().await;
-        true
-    }
-
     async fn expect(&mut self, pattern: Option<&Value>, number: usize) -> Result<(), End> {
-        if self.lines.is_none() {
+        let Some(inbox) = &mut self.inbox else {
             return Err(self.mismatch(number, "this run does not read stdin"));
-        }
-        let Some(line) = self.next_line().await else {
-            self.mismatch(number, "the input ended");
-            return Err(End::Input);
+        };
+        let Some(line) = inbox.next().await else {
+            // Not yet an error: inside a loop it is the way out.
+            return Err(End::Input(number));
         };
         if let Some(pattern) = pattern {
             let wanted = template::fill(pattern, &self.scope);
@@ -450,20 +395,16 @@ impl Player {
         loop {
             match self.steps(steps, pass).await {
                 Ok(()) => pass += 1,
-                Err(End::Input) => return Ok(()),
+                Err(End::Input(_)) => return Ok(()),
                 Err(other) => return Err(other),
             }
         }
     }
 
-    /// Sleeps; control requests that come meanwhile are answered, and other lines wait.
-    async fn sleep(&mut self, ms: u64) -> Result<(), End> {
-        tokio::time::sleep(Duration::from_millis(ms)).await;
-        Ok(())
-    }
-
     async fn wait_eof(&mut self) -> Result<(), End> {
-        while self.next_line().await.is_some() {}
+        if let Some(inbox) = &mut self.inbox {
+            while inbox.next().await.is_some() {}
+        }
         Ok(())
     }
 
@@ -528,8 +469,12 @@ impl Player {
             self.write(line.to_vec()).await?;
             left = left.saturating_sub(line.len());
         }
-        self.lines
-            .get_or_insert_with(|| pipes::read_stdin(Arc::clone(&self.context.recorder)));
+        let lines = pipes::read_stdin(Arc::clone(&self.context.recorder));
+        self.inbox = Some(Inbox::start(
+            lines,
+            Rc::clone(&self.state),
+            self.output.clone(),
+        ));
         Ok(())
     }
 
@@ -743,11 +688,12 @@ impl Player {
         let mut ids = BTreeMap::new();
         for row in rows {
             match row {
-                Row::Out { after, record } => {
+                Row::Out { after, line } => {
                     if spec.timing {
                         tokio::time::sleep(after).await;
                     }
-                    self.record(&fixture::replace_ids(&record, &ids)).await?;
+                    let line = fixture::replace_ids(&line, &ids);
+                    self.write(format!("{line}\n").into_bytes()).await?;
                 }
                 Row::In(recorded) if spec.follow_stdin => {
                     self.expect(None, number).await?;
@@ -759,9 +705,6 @@ impl Player {
         Ok(())
     }
 }
-
-/// `hang` sleeps in pieces of this length.
-const HANG_LOOK_MS: u64 = 3_600_000;
 
 fn write_stderr(what: &Stderr) -> Result<(), End> {
     let mut stderr = std::io::stderr().lock();

@@ -237,7 +237,11 @@ pub struct Upstream {
     pub url: String,
     asked: Arc<Mutex<Vec<Asked>>>,
     replies: Arc<Mutex<VecDeque<Reply>>>,
+    gets: Gets,
 }
+
+/// Bodies for GET, by the start of the path.
+type Gets = Arc<Mutex<Vec<(String, Value)>>>;
 
 impl Upstream {
     pub fn start(replies: impl IntoIterator<Item = Reply>) -> Upstream {
@@ -245,22 +249,30 @@ impl Upstream {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let asked = Arc::new(Mutex::new(Vec::new()));
         let replies = Arc::new(Mutex::new(replies.into_iter().collect::<VecDeque<_>>()));
-        let (all, queue) = (Arc::clone(&asked), Arc::clone(&replies));
+        let gets = Gets::default();
+        let (all, queue, known) = (Arc::clone(&asked), Arc::clone(&replies), Arc::clone(&gets));
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (all, queue) = (Arc::clone(&all), Arc::clone(&queue));
-                std::thread::spawn(move || serve(stream, &all, &queue));
+                let (all, queue, known) =
+                    (Arc::clone(&all), Arc::clone(&queue), Arc::clone(&known));
+                std::thread::spawn(move || serve(stream, &all, &queue, &known));
             }
         });
         Upstream {
             url,
             asked,
             replies,
+            gets,
         }
     }
 
     pub fn push(&self, reply: Reply) {
         self.replies.lock().unwrap().push_back(reply);
+    }
+
+    /// Answers GET requests whose path starts so.
+    pub fn answer_get(&self, path: &str, body: Value) {
+        self.gets.lock().unwrap().push((path.to_owned(), body));
     }
 
     pub fn asked(&self) -> std::sync::MutexGuard<'_, Vec<Asked>> {
@@ -277,7 +289,12 @@ impl Upstream {
     }
 }
 
-fn serve(stream: TcpStream, asked: &Mutex<Vec<Asked>>, replies: &Mutex<VecDeque<Reply>>) {
+fn serve(
+    stream: TcpStream,
+    asked: &Mutex<Vec<Asked>>,
+    replies: &Mutex<VecDeque<Reply>>,
+    gets: &Gets,
+) {
     let mut out = stream.try_clone().unwrap();
     let mut input = BufReader::new(stream);
     loop {
@@ -307,6 +324,12 @@ fn serve(stream: TcpStream, asked: &Mutex<Vec<Asked>>, replies: &Mutex<VecDeque<
         input.read_exact(&mut body).unwrap();
         let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
         let post = method == "POST";
+        let known = gets
+            .lock()
+            .unwrap()
+            .iter()
+            .find(|(start, _)| path.starts_with(start))
+            .map(|(_, body)| body.to_string());
         asked.lock().unwrap().push(Asked {
             method,
             path,
@@ -314,7 +337,14 @@ fn serve(stream: TcpStream, asked: &Mutex<Vec<Asked>>, replies: &Mutex<VecDeque<
             body,
         });
         if !post {
-            let _ = out.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+            let body = known.unwrap_or_default();
+            let head = format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+                body.len()
+            );
+            let _ = out
+                .write_all(head.as_bytes())
+                .and_then(|()| out.write_all(body.as_bytes()));
             continue;
         }
         let reply = replies
