@@ -1,5 +1,10 @@
 //! Normalising and encoding: what every request pays before anything is sent.
 
+#![allow(
+    clippy::expect_used,
+    reason = "a bench that cannot set up its data has nothing to measure"
+)]
+
 use divan::{Bencher, black_box};
 use turnpass::conversation::encode::{Marks, Ttl, encode};
 use turnpass::conversation::{
