@@ -165,7 +165,7 @@ impl Catalogue {
         self.names.resolve(written)
     }
 
-    /// The names that the CLI has to list, sorted.
+    /// The names that the CLI has to list, in the order in which it lists them.
     pub fn expected_tool_names(&self) -> impl Iterator<Item = &str> {
         self.tools.iter().map(|tool| tool.name.as_str())
     }
@@ -299,10 +299,16 @@ fn published(host: &str) -> Result<Published> {
     })
 }
 
-/// The CLI sorts by name without regard to case (2.1.332); we list in such an order too, and names that differ in case
-/// only by their bytes.
-fn sort_key(name: &str) -> (String, String) {
-    (name.to_ascii_lowercase(), name.to_owned())
+/// The order in which the CLI lists tools in `init` and upstream (2.1.294, 2.1.332): `_`, `-`, digits, letters without
+/// regard to case; names that differ in case only with the small letter first.
+fn sort_key(name: &str) -> (Vec<u8>, Vec<bool>) {
+    let primary = name.bytes().map(|byte| match byte {
+        b'_' => 0,
+        b'-' => 1,
+        byte => byte.to_ascii_lowercase(),
+    });
+    let capital = name.bytes().map(|byte| byte.is_ascii_uppercase());
+    (primary.collect(), capital.collect())
 }
 
 const LIST_END: &str = "]}";
@@ -432,16 +438,22 @@ mod tests {
 
     #[test]
     fn bug_058_the_order_of_the_host_does_not_matter() {
-        let mut tools: Vec<_> = ["zeta", "Alpha", "alpha", "b.c", "beta", "Zed"]
-            .map(tool)
-            .into();
+        let mut tools: Vec<_> = [
+            "zeta", "Alpha", "alpha", "b.c", "beta", "Zed", "a1", "a-b", "ab", "a_b",
+        ]
+        .map(tool)
+        .into();
         let one = Catalogue::build(&tools).unwrap();
         tools.reverse();
         let two = Catalogue::build(&tools).unwrap();
         assert_eq!(one.tools_list_json().get(), two.tools_list_json().get());
         assert_eq!(one.digest(), two.digest());
         let order: Vec<_> = one.tools().iter().map(|tool| tool.host.as_str()).collect();
-        assert_eq!(order, ["Alpha", "alpha", "b.c", "beta", "Zed", "zeta"]);
+        // As CLI 2.1.294 and 2.1.332 sent them.
+        let sent = [
+            "a_b", "a-b", "a1", "ab", "alpha", "Alpha", "b.c", "beta", "Zed", "zeta",
+        ];
+        assert_eq!(order, sent);
         tools[0].description.push('!');
         assert_ne!(Catalogue::build(&tools).unwrap().digest(), one.digest());
     }

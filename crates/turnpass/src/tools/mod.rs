@@ -30,3 +30,6 @@ pub mod stdio;
 pub use catalogue::{Catalogue, CatalogueLimits};
 pub use check::{KNOWN_HARMLESS_EXTRAS, Verdict, check_tools};
 pub use mcp::{Call, Occurrence, Policy, Reply, Server};
+
+#[cfg(test)]
+mod contract;

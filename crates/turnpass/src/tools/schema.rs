@@ -304,23 +304,30 @@ fn unite(properties: &mut Map<String, Value>, name: String, schema: Value, word:
     *have = Value::Object(map);
 }
 
-/// The root's own keys in their order, with the folded ones replaced.
+/// `type`, `properties`, `required`, then the root's other keys in their order: the order in which the CLI sends a root
+/// on (2.1.294, 2.1.332).
 fn assemble(root: &Map<String, Value>, shape: Shape) -> Value {
+    const FOLDED: [&str; 7] = [
+        "type",
+        "properties",
+        "required",
+        "$ref",
+        "allOf",
+        "anyOf",
+        "oneOf",
+    ];
     let mut out = Map::new();
     out.insert("type".to_owned(), Value::from("object"));
-    for (key, value) in root {
-        match key.as_str() {
-            "type" | "$ref" | "allOf" | "anyOf" | "oneOf" | "properties" | "required" => {}
-            _ => {
-                out.insert(key.clone(), value.clone());
-            }
-        }
-    }
     if !shape.properties.is_empty() || root.contains_key("properties") {
         out.insert("properties".to_owned(), Value::Object(shape.properties));
     }
     if !shape.required.is_empty() || root.contains_key("required") {
         out.insert("required".to_owned(), Value::Array(shape.required));
+    }
+    for (key, value) in root {
+        if !FOLDED.contains(&key.as_str()) {
+            out.insert(key.clone(), value.clone());
+        }
     }
     Value::Object(out)
 }
@@ -396,7 +403,7 @@ mod tests {
             (json!({"type": ["object", "null"]}), object.clone()),
             (
                 json!({"properties": {"a": {}}, "required": ["a"], "x": 1}),
-                json!({"type": "object", "x": 1, "properties": {"a": {}}, "required": ["a"]}),
+                json!({"type": "object", "properties": {"a": {}}, "required": ["a"], "x": 1}),
             ),
         ] {
             let out = folded(schema);
