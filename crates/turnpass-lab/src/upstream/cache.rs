@@ -357,3 +357,71 @@ fn write_without_mark(block: &Value, buffer: &mut Vec<u8>) {
         buffer.push(b',');
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn request(blocks: &[(u8, Option<bool>)]) -> Value {
+        let content: Vec<Value> = blocks
+            .iter()
+            .map(|(word, mark)| {
+                let mut block = json!({"type": "text", "text": format!("word {word}")});
+                if let Some(hour) = mark {
+                    let ttl = if *hour { "1h" } else { "5m" };
+                    block["cache_control"] = json!({"type": "ephemeral", "ttl": ttl});
+                }
+                block
+            })
+            .collect();
+        json!({"model": "m", "messages": [{"role": "user", "content": content}]})
+    }
+
+    proptest! {
+        #[test]
+        fn the_parts_are_the_whole_and_a_repetition_reads_all_that_was_marked(
+            requests in prop::collection::vec(
+                prop::collection::vec((0u8..3, prop::option::weighted(0.2, any::<bool>())), 1..30),
+                1..6,
+            ),
+        ) {
+            let options = CacheOptions { min_tokens: 0, clock: Clock::manual(), ..CacheOptions::default() };
+            let mut cache = Cache::default();
+            for blocks in &requests {
+                let request = request(blocks);
+                let first = cache.admit(&request, &options);
+                let sum = first.read + first.created_5m + first.created_1h + first.input;
+                prop_assert_eq!(sum, first.total);
+                prop_assert_eq!(first.total, count(&request));
+                prop_assert!(first.read <= first.prior);
+                let again = cache.admit(&request, &options);
+                prop_assert_eq!(again.read, first.total - first.input);
+                prop_assert_eq!(again.created_5m + again.created_1h, 0);
+                prop_assert_eq!(again.prior, first.total);
+            }
+        }
+    }
+
+    #[test]
+    fn an_hour_is_not_shortened_and_images_have_a_flat_size() {
+        let clock = Clock::manual();
+        let options = CacheOptions {
+            min_tokens: 0,
+            clock: clock.clone(),
+            ..CacheOptions::default()
+        };
+        let mut cache = Cache::default();
+        cache.admit(&request(&[(1, Some(true))]), &options);
+        cache.admit(&request(&[(1, Some(false))]), &options);
+        clock.advance(Duration::from_secs(1_000));
+        assert!(cache.admit(&request(&[(1, Some(false))]), &options).read > 0);
+        let image = |data: &str| {
+            json!({"messages": [{"role": "user", "content": [{"type": "image",
+                "source": {"type": "base64", "media_type": "image/png", "data": data}}]}]})
+        };
+        assert_eq!(count(&image("AAAA")), MEDIA_TOKENS);
+        assert_eq!(count(&image(&"A".repeat(4_000_000))), MEDIA_TOKENS);
+    }
+}

@@ -297,3 +297,76 @@ pub(crate) fn type_of(event: &Value) -> &str {
         .and_then(Value::as_str)
         .unwrap_or("message")
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn pieces_of_any_size_join_to_the_text(text in "\\PC{0,80}", chars in prop::option::of(1usize..20)) {
+            let cut: Vec<&str> = pieces(&text, chars).collect();
+            prop_assert_eq!(cut.concat(), text.as_str());
+            prop_assert!(cut.iter().all(|piece| !piece.is_empty()));
+            if let Some(chars) = chars {
+                prop_assert!(cut.iter().all(|piece| piece.chars().count() <= chars));
+            }
+        }
+
+        #[test]
+        fn a_text_of_unknown_chunk_size_has_a_bounded_number_of_deltas(size in 0usize..200_000) {
+            prop_assert!(pieces(&"x".repeat(size), None).count() <= CHUNKS);
+        }
+
+        #[test]
+        fn folding_the_events_of_a_message_gives_its_blocks(
+            texts in prop::collection::vec("\\PC{1,30}", 0..5),
+            chunk in 1usize..7,
+        ) {
+            let signer = Signer::new([3; 32]);
+            let asked = Asked {
+                number: 1,
+                model: "m",
+                stream: true,
+                tools: &[],
+                usage: Map::new(),
+                signer: &signer,
+            };
+            let items = texts.iter().map(|text| Item::Text {
+                text: text.clone(),
+                chunk: std::num::NonZeroUsize::new(chunk),
+            });
+            let flow = message(&Reply::content(items), &asked);
+            let (mut folded, mut raw) = (json!({}), Vec::new());
+            for part in &flow.parts {
+                if let Part::Event(event) = part {
+                    fold(&mut folded, &mut raw, event);
+                }
+            }
+            let blocks: Vec<&str> = folded["content"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|block| block["text"].as_str())
+                .collect();
+            prop_assert_eq!(blocks, texts);
+            prop_assert_eq!(&folded["stop_reason"], "end_turn");
+        }
+    }
+
+    #[test]
+    fn names_are_matched_with_and_without_a_prefix() {
+        let tools = ["mcp__turnpass__read".to_owned(), "write".to_owned()];
+        for (name, offer) in [
+            ("read", "mcp__turnpass__read"),
+            ("mcp__host__read", "mcp__turnpass__read"),
+            ("mcp__turnpass__write", "write"),
+            ("none", "none"),
+            ("mcp__x", "mcp__x"),
+        ] {
+            assert_eq!(offered(name, &tools), offer, "{name}");
+        }
+    }
+}

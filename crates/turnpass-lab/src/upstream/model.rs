@@ -1,9 +1,11 @@
 //! The directive model: what it answers to a request. Pure.
 //!
-//! It looks at the texts that a user wrote and that tools returned, takes the last one that holds directives, and does what
-//! they say for the round of tool results that the conversation is in. A text that holds JSON lines (a transcript of
-//! records, as some clients send a whole history) is looked into: each string in it is a text of its own, and those of
-//! assistant records are left out. Without directives it says what it saw.
+//! It looks at the texts that a user wrote and that tools returned in the current turn, takes the last one that holds
+//! directives, and does what they say for the round of tool results that the turn is in. An assistant message without tool
+//! calls ends a turn: what was said before it is done. A text that holds JSON lines (a transcript of records, as some
+//! clients send a whole history) is looked into: each string in it is a text of its own, those of assistant records are
+//! left out, and an assistant record that mentions neither `tool_use` nor `tool_call` ends a turn. Without directives it
+//! says what it saw.
 
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
@@ -19,17 +21,27 @@ enum Seen {
     Round,
 }
 
+/// What the current turn holds, in order.
+#[derive(Default)]
+struct Turn {
+    seen: Vec<Seen>,
+    /// Results of parallel calls may stand in records of their own; those that follow each other are one round.
+    in_round: bool,
+}
+
 /// The reply to a request, without the shape of its answer.
 pub(crate) fn answer(request: &Value) -> Reply {
-    let mut seen = Vec::new();
+    let mut turn = Turn::default();
     for message in list(request, "messages") {
+        let calls = || list(message, "content").any(|block| block["type"] == "tool_use");
         match message["role"].as_str() {
-            Some("user") => look_at_user(&message["content"], &mut seen),
-            _ => continue,
+            Some("user") => turn.user(&message["content"]),
+            Some("assistant") if !calls() => turn.seen.clear(),
+            _ => {}
         }
     }
     let mut rounds = 0;
-    for each in seen.iter().rev() {
+    for each in turn.seen.iter().rev() {
         match each {
             Seen::Round => rounds += 1,
             Seen::Text(text) => {
@@ -58,68 +70,89 @@ fn list<'a>(value: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {
         .flatten()
 }
 
-fn look_at_user(content: &Value, seen: &mut Vec<Seen>) {
-    if let Value::String(text) = content {
-        look_at_text(text, seen);
-        return;
-    }
-    let blocks = || content.as_array().into_iter().flatten();
-    if blocks().any(|block| block["type"] == "tool_result") {
-        seen.push(Seen::Round);
-    }
-    for block in blocks() {
-        match block["type"].as_str() {
-            Some("text") => look_at_text(block["text"].as_str().unwrap_or_default(), seen),
-            Some("tool_result") => match &block["content"] {
-                Value::String(text) => look_at_text(text, seen),
-                inner => {
-                    for block in inner.as_array().into_iter().flatten() {
-                        look_at_text(block["text"].as_str().unwrap_or_default(), seen);
-                    }
-                }
-            },
-            _ => {}
+impl Turn {
+    fn user(&mut self, content: &Value) {
+        self.in_round = false;
+        if let Value::String(text) = content {
+            self.text(text);
+            return;
+        }
+        let blocks = || content.as_array().into_iter().flatten();
+        if blocks().any(|block| block["type"] == "tool_result") {
+            self.seen.push(Seen::Round);
+        }
+        for block in blocks() {
+            match block["type"].as_str() {
+                Some("text") => self.text(block["text"].as_str().unwrap_or_default()),
+                Some("tool_result") => self.result(&block["content"]),
+                _ => {}
+            }
         }
     }
-}
 
-/// Splits a text with JSON lines into the strings of these lines and the rest.
-fn look_at_text(text: &str, seen: &mut Vec<Seen>) {
-    // Only texts that could matter are looked into: with directives, or with records of tool results after them.
-    if !text.contains("[[") && !text.contains("tool_result") {
-        return;
-    }
-    let mut plain = String::new();
-    // Results of parallel calls may stand in records of their own; those that follow each other are one round.
-    let mut in_round = false;
-    for line in text.split_inclusive('\n') {
-        let record = line.trim();
-        let json = (record.starts_with('{') && record.ends_with('}'))
-            .then(|| serde_json::from_str::<Value>(record).ok())
-            .flatten();
-        match json {
-            None => plain.push_str(line),
-            Some(record) => {
-                flush(&mut plain, seen);
-                let results = has_result(&record);
-                if results && !in_round {
-                    seen.push(Seen::Round);
-                }
-                in_round = results;
-                if record["role"] != "assistant" {
-                    look_at_record(&record, seen);
+    fn result(&mut self, content: &Value) {
+        match content {
+            Value::String(text) => self.text(text),
+            inner => {
+                for block in inner.as_array().into_iter().flatten() {
+                    self.text(block["text"].as_str().unwrap_or_default());
                 }
             }
         }
     }
-    flush(&mut plain, seen);
-}
 
-fn flush(plain: &mut String, seen: &mut Vec<Seen>) {
-    if !plain.trim().is_empty() {
-        seen.push(Seen::Text(std::mem::take(plain)));
+    /// Splits a text with JSON lines into the strings of these lines and the rest.
+    fn text(&mut self, text: &str) {
+        // Reading megabytes of JSON for nothing would delay the answer: only these words can matter.
+        let matters = ["[[", "tool", "assistant"];
+        if !matters.iter().any(|word| text.contains(word)) {
+            return;
+        }
+        let mut plain = String::new();
+        for line in text.split_inclusive('\n') {
+            let record = line.trim();
+            let json = (record.starts_with('{') && record.ends_with('}'))
+                .then(|| serde_json::from_str::<Value>(record).ok())
+                .flatten();
+            match json {
+                None => plain.push_str(line),
+                Some(json) => {
+                    self.plain(&mut plain);
+                    self.record(&json, record);
+                }
+            }
+        }
+        self.plain(&mut plain);
     }
-    plain.clear();
+
+    fn plain(&mut self, plain: &mut String) {
+        if !plain.trim().is_empty() {
+            self.seen.push(Seen::Text(std::mem::take(plain)));
+        }
+        plain.clear();
+    }
+
+    fn record(&mut self, record: &Value, text: &str) {
+        let results = has_result(record);
+        if results && !self.in_round {
+            self.seen.push(Seen::Round);
+        }
+        self.in_round = results;
+        if record["role"] != "assistant" {
+            self.strings(record);
+        } else if !text.contains("tool_use") && !text.contains("tool_call") {
+            self.seen.clear();
+        }
+    }
+
+    fn strings(&mut self, value: &Value) {
+        match value {
+            Value::String(text) => self.seen.push(Seen::Text(text.clone())),
+            Value::Array(items) => items.iter().for_each(|item| self.strings(item)),
+            Value::Object(fields) => fields.values().for_each(|field| self.strings(field)),
+            _ => {}
+        }
+    }
 }
 
 fn has_result(value: &Value) -> bool {
@@ -131,17 +164,6 @@ fn has_result(value: &Value) -> bool {
                 || fields.values().any(has_result)
         }
         _ => false,
-    }
-}
-
-fn look_at_record(value: &Value, seen: &mut Vec<Seen>) {
-    match value {
-        Value::String(text) => seen.push(Seen::Text(text.clone())),
-        Value::Array(items) => items.iter().for_each(|item| look_at_record(item, seen)),
-        Value::Object(fields) => fields
-            .values()
-            .for_each(|field| look_at_record(field, seen)),
-        _ => {}
     }
 }
 

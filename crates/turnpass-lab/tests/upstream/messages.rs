@@ -135,12 +135,37 @@ async fn directives_in_a_tool_result_win() {
 }
 
 #[tokio::test]
+async fn directives_of_an_ended_turn_are_done() {
+    let upstream = start();
+    let mut request = ask("[[say first]]");
+    request["messages"].as_array_mut().unwrap().extend([
+        json!({"role": "assistant", "content": [{"type": "text", "text": "first"}]}),
+        json!({"role": "user", "content": [{"type": "text", "text": "plain"}]}),
+    ]);
+    let text = text_of(&stream(&upstream, &request).await);
+    assert!(text.starts_with("lab: 3 messages"), "{text}");
+    // A further text of the same turn, as clients add reminders, changes nothing.
+    let reminder = json!({"type": "text", "text": "a reminder"});
+    let said = json!({"type": "text", "text": "[[say second]]"});
+    request["messages"][2]["content"] = json!([said, reminder]);
+    assert_eq!(text_of(&stream(&upstream, &request).await), "second");
+    let records = [
+        json!({"role": "user", "content": "[[say old]]"}),
+        json!({"role": "assistant", "content": "old"}),
+        json!({"role": "user", "content": "plain"}),
+    ];
+    let lines: Vec<String> = records.iter().map(Value::to_string).collect();
+    let text = text_of(&stream(&upstream, &ask(&lines.join("\n"))).await);
+    assert!(text.starts_with("lab: 1 messages"), "{text}");
+}
+
+#[tokio::test]
 async fn a_transcript_of_records_is_looked_into() {
     let upstream = start();
     let records = [
         json!({"record": "header", "rules": "[[say wrong]]"}),
         json!({"role": "user", "content": [{"type": "text", "text": "[[call f {\"a\":\"]]\"}]] [[then [[say right]]]]"}]}),
-        json!({"role": "assistant", "content": [{"type": "text", "text": "[[say never]]"}]}),
+        json!({"role": "assistant", "content": [{"type": "text", "text": "[[say never]]"}, {"type": "tool_use", "id": "x"}]}),
         json!({"role": "user", "content": [
             {"type": "tool_result", "tool_use_id": "x", "content": "one"},
             {"type": "tool_result", "tool_use_id": "y", "content": "two"}]}),
@@ -153,6 +178,13 @@ async fn a_transcript_of_records_is_looked_into() {
     );
     let whole = stream(&upstream, &ask(&lines.join("\n"))).await;
     assert_eq!(text_of(&whole), "right");
+    let blocks: Vec<Value> = lines
+        .iter()
+        .map(|line| json!({"type": "text", "text": line}))
+        .collect();
+    let mut request = ask("");
+    request["messages"][0]["content"] = json!(blocks);
+    assert_eq!(text_of(&stream(&upstream, &request).await), "right");
 }
 
 #[tokio::test]

@@ -113,7 +113,7 @@ async fn a_client_that_resets_is_seen_while_writing_and_while_silent() {
     let texts = [
         "[[stall closed]]",
         "[[delay 60000]]",
-        "[[text-size 50000000]]",
+        "[[text-size 20000000]]",
     ];
     for (number, text) in (1..).zip(texts) {
         let mut stream = TcpStream::connect(upstream.addr()).await.unwrap();
@@ -284,7 +284,12 @@ async fn recordings_are_whole_private_and_without_credentials() {
 
 #[tokio::test]
 async fn dropping_it_stops_everything() {
-    let upstream = start();
+    // An address of its own, so that no other test can take the port over.
+    let upstream = Upstream::start(Options {
+        addr: "127.0.0.77:0".parse().unwrap(),
+        ..Options::default()
+    })
+    .unwrap();
     let addr = upstream.addr();
     let mut stalled = post(&upstream, &ask("[[say a]] [[stall closed]]")).await;
     let mut idle = TcpStream::connect(addr).await.unwrap();
