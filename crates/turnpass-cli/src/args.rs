@@ -1,0 +1,131 @@
+//! The command line, and what is said when it is wrong.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::commands::{completions, config, demo, doctor, lab, man, mcp_stdio, run};
+use crate::exit::{Exit, Fault};
+
+/// Uses the claude program that you installed and signed in to as a model provider on your own machine.
+#[derive(Debug, Parser)]
+#[command(
+    name = "turnpass",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 CLI missing, 4 CLI too old, 5 signed out, \
+                        6 usage limit, 7 refused, 130 cancelled."
+)]
+pub(crate) struct Cli {
+    /// Log to standard error what happens; twice for more. Never a prompt or an answer.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The commands; each has its file.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Give the agent a task in a directory
+    Run(run::Args),
+    /// See the agent work on a small task, without an account and without a network
+    Demo(demo::Args),
+    /// Check the installed CLI, at no cost
+    Doctor(doctor::Args),
+    /// The offline laboratory
+    Lab(lab::Args),
+    /// Where the configuration is, and what it says
+    Config(config::Args),
+    /// Print a completion script for a shell
+    Completions(completions::Args),
+    /// Print a manual page
+    Man(man::Args),
+    /// The tool server that the CLI starts
+    #[command(hide = true)]
+    McpStdio(mcp_stdio::Args),
+}
+
+impl Command {
+    /// Whether standard output is for a program, so that a failure is told there too.
+    pub(crate) fn wants_json(&self) -> bool {
+        match self {
+            Self::Run(args) => args.json,
+            Self::Demo(args) => args.json,
+            Self::Doctor(args) => args.json,
+            Self::Lab(args) => args.wants_json(),
+            _ => false,
+        }
+    }
+}
+
+/// Prints help, the version, or what is wrong with the command line.
+pub(crate) fn told(error: &clap::Error) -> ExitCode {
+    // Nothing can be said about a stream that cannot be written.
+    let _ = error.print();
+    match error.use_stderr() {
+        true => Exit::Usage.into(),
+        false => Exit::Done.into(),
+    }
+}
+
+/// Prints why a command could not do what was asked.
+pub(crate) fn failed(fault: &Fault, json: bool) -> ExitCode {
+    let text = crate::terminal::visible(&fault.to_string());
+    let _ = writeln!(std::io::stderr(), "{text}");
+    if json {
+        let line = serde_json::json!({
+            "type": "error",
+            "code": fault.code(),
+            "message": fault.to_string(),
+            "exit": fault.exit() as u8,
+        });
+        let _ = writeln!(std::io::stdout(), "{line}");
+    }
+    fault.exit().into()
+}
+
+/// Log lines go to standard error, and only if asked for.
+pub(crate) fn start_log(verbose: u8) {
+    let level = match verbose {
+        0 => return,
+        1 => "info",
+        _ => "debug",
+    };
+    // Only this project's own lines: those of libraries may hold headers.
+    let filter = format!("turnpass={level},turnpass_agent={level}");
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
+        .with_writer(std::io::stderr)
+        .init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_key_has_a_flag_that_names_its_variable() {
+        let command = Cli::command();
+        let run = command.find_subcommand("run").unwrap();
+        for (key, variable) in crate::settings::KEYS {
+            let flag = run.get_arguments().find(|arg| arg.get_id() == key);
+            let help = flag.and_then(|arg| arg.get_help()).map(ToString::to_string);
+            let help = help.unwrap_or_default();
+            assert!(
+                help.contains(&format!("[env: {variable}]")),
+                "{key}: {help}"
+            );
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What every command works with: the environment, the streams, the signals, and the provider from the settings.
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use turnpass::request::TransportKind;
+use turnpass::{Error, ErrorCode, Provider};
+
+use crate::exit::{Exit, Fault};
+use crate::settings::{Settings, Values};
+use crate::terminal::Style;
+
+/// What every command works with.
+#[derive(Debug)]
+pub(crate) struct Context {
+    cancel: CancellationToken,
+}
+
+impl Context {
+    /// For this process. From here on the first Ctrl-C, SIGTERM or SIGHUP cancels, and the second one ends the program.
+    pub(crate) fn new() -> Result<Self, Fault> {
+        let cancel = CancellationToken::new();
+        cancel_on_signals(cancel.clone())?;
+        Ok(Self { cancel })
+    }
+
+    /// Cancelled when the person wants to stop.
+    pub(crate) fn cancel(&self) -> &CancellationToken {
+        &self.cancel
+    }
+
+    /// The style of standard error.
+    pub(crate) fn style(&self) -> Style {
+        Style::new(std::io::stderr().is_terminal(), &environment)
+    }
+
+    /// The style of standard output.
+    pub(crate) fn output_style(&self) -> Style {
+        Style::new(std::io::stdout().is_terminal(), &environment)
+    }
+
+    /// The settings that hold under these flags.
+    pub(crate) fn settings(&self, flags: Values) -> Result<Settings, Fault> {
+        Settings::load(flags, &environment)
+    }
+}
+
+/// The one place where the program reads its environment.
+pub(crate) fn environment(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
+}
+
+/// The provider that the settings describe. Nothing is started yet.
+pub(crate) fn build_provider(settings: &Settings) -> Result<Provider, Error> {
+    let next = match settings.transport {
+        TransportKind::Relay => "This build carries no transport yet.".to_owned(),
+        _ => "Use the relay: `--transport relay`, or `transport = \"relay\"` in the configuration file."
+            .to_owned(),
+    };
+    Err(Error::new(
+        ErrorCode::TransportUnavailable,
+        format!("{} is not in this build", settings.transport),
+    )
+    .with_remedy(next))
+}
+
+fn cancel_on_signals(cancel: CancellationToken) -> Result<(), Fault> {
+    let listen = |kind| {
+        signal(kind).map_err(|error| {
+            Fault::system(
+                format!("signals cannot be listened to: {error}"),
+                "Try again.",
+            )
+        })
+    };
+    let mut interrupt = listen(SignalKind::interrupt())?;
+    let mut terminate = listen(SignalKind::terminate())?;
+    let mut hangup = listen(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        for again in [false, true] {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+                _ = hangup.recv() => {}
+            }
+            if again {
+                // Process groups end with this process: their guards see the end of its pipes.
+                std::process::exit(Exit::Cancelled as i32);
+            }
+            cancel.cancel();
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,465 @@
+//! The settings: a flag, else an environment variable, else the file, else the default.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use serde::Deserialize;
+use turnpass::relay::LoopbackUrl;
+use turnpass::request::{Effort, TransportKind};
+use turnpass_agent::agent::DEFAULT_ROUNDS;
+use turnpass_agent::approval::OUTSIDE;
+use turnpass_agent::tools;
+
+use crate::config_file;
+use crate::exit::Fault;
+
+/// The model, unless a setting says otherwise: the alias of the service's everyday model.
+const DEFAULT_MODEL: &str = "sonnet";
+
+/// Each key with its environment variable, in the order in which they are shown.
+pub(crate) const KEYS: [(&str, &str); 10] = [
+    ("transport", "TURNPASS_TRANSPORT"),
+    ("process", "TURNPASS_PROCESS"),
+    ("model", "TURNPASS_MODEL"),
+    ("effort", "TURNPASS_EFFORT"),
+    ("allow", "TURNPASS_ALLOW"),
+    ("deny", "TURNPASS_DENY"),
+    ("max_rounds", "TURNPASS_MAX_ROUNDS"),
+    ("claude_path", "TURNPASS_CLAUDE_PATH"),
+    ("lab_upstream", "TURNPASS_LAB_UPSTREAM"),
+    ("lab_home", "TURNPASS_LAB_HOME"),
+];
+
+/// One layer of settings: what the flags, the environment or the file say.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Values {
+    /// How requests reach the service: pool, replay or relay [env: TURNPASS_TRANSPORT]
+    #[arg(long, value_name = "TRANSPORT")]
+    pub(crate) transport: Option<TransportKind>,
+    /// Whether the relay keeps its process: warm or per-request [env: TURNPASS_PROCESS]
+    #[arg(long, value_name = "PROCESS")]
+    pub(crate) process: Option<Process>,
+    /// The model, as an alias or a full id [env: TURNPASS_MODEL]
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) model: Option<String>,
+    /// How hard the model works: none, low, medium, high, xhigh or max [env: TURNPASS_EFFORT]
+    #[arg(long, value_name = "EFFORT")]
+    pub(crate) effort: Option<Effort>,
+    /// Tools that need no question; `outside` permits leaving the directory [env: TURNPASS_ALLOW]
+    #[arg(long, value_name = "TOOL", value_delimiter = ',')]
+    pub(crate) allow: Option<Vec<ToolWord>>,
+    /// Tools that never run [env: TURNPASS_DENY]
+    #[arg(long, value_name = "TOOL", value_delimiter = ',')]
+    pub(crate) deny: Option<Vec<ToolWord>>,
+    /// Generations in one run [env: TURNPASS_MAX_ROUNDS]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_rounds: Option<u32>,
+    /// The `claude` program [env: TURNPASS_CLAUDE_PATH]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) claude_path: Option<PathBuf>,
+    /// A laboratory upstream, http on loopback, in place of the service [env: TURNPASS_LAB_UPSTREAM]
+    #[arg(long, value_name = "URL")]
+    pub(crate) lab_upstream: Option<String>,
+    /// A throw-away home folder for the CLI, with a laboratory upstream only [env: TURNPASS_LAB_HOME]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) lab_home: Option<PathBuf>,
+}
+
+/// Whether the relay keeps its process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Process {
+    /// One process serves many generations.
+    #[default]
+    Warm,
+    /// Each generation has its own.
+    PerRequest,
+}
+
+impl Process {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Warm => "warm",
+            Self::PerRequest => "per-request",
+        }
+    }
+}
+
+impl FromStr for Process {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "warm" => Ok(Self::Warm),
+            "per-request" | "per_request" => Ok(Self::PerRequest),
+            other => Err(format!(
+                "process {other:?} is not known: use warm, per-request"
+            )),
+        }
+    }
+}
+
+/// The name of a tool, or the word for leaving the directory.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct ToolWord(pub(crate) String);
+
+impl FromStr for ToolWord {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let word = text.trim();
+        if tools::NAMES.contains(&word) || word == OUTSIDE {
+            return Ok(Self(word.to_owned()));
+        }
+        let known = tools::NAMES.join(", ");
+        Err(format!(
+            "tool {word:?} is not known: use {known}, {OUTSIDE}"
+        ))
+    }
+}
+
+impl TryFrom<String> for ToolWord {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Flag,
+    Environment,
+    File,
+    Default,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Flag => "flag",
+            Self::Environment => "environment",
+            Self::File => "file",
+            Self::Default => "default",
+        })
+    }
+}
+
+/// The settings that hold.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) transport: TransportKind,
+    pub(crate) process: Process,
+    pub(crate) model: String,
+    pub(crate) effort: Option<Effort>,
+    pub(crate) allow: Vec<ToolWord>,
+    pub(crate) deny: Vec<ToolWord>,
+    pub(crate) max_rounds: u32,
+    pub(crate) claude_path: Option<PathBuf>,
+    pub(crate) lab_upstream: Option<LoopbackUrl>,
+    pub(crate) lab_home: Option<PathBuf>,
+    /// Where each came from, in the order of [`KEYS`].
+    pub(crate) sources: [Source; KEYS.len()],
+}
+
+/// Reads one environment variable; an argument so that tests need not change the real environment.
+pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+impl Settings {
+    /// Reads the environment and the file, and lays the flags over them.
+    pub(crate) fn load(flags: Values, environment: Environment<'_>) -> Result<Self, Fault> {
+        let file = config_file::load(environment)?;
+        let environment = from_environment(environment)?;
+        Self::from_layers([
+            (Source::Flag, flags),
+            (Source::Environment, environment),
+            (Source::File, file),
+        ])
+    }
+
+    fn from_layers(layers: [(Source, Values); 3]) -> Result<Self, Fault> {
+        let mut sources = [Source::Default; KEYS.len()];
+        let mut index = 0;
+        // The first layer that has a value gives it; the keys are taken in the order of `KEYS`.
+        macro_rules! first {
+            ($key:ident) => {{
+                debug_assert_eq!(KEYS[index].0, stringify!($key));
+                let found = layers
+                    .iter()
+                    .find_map(|(source, layer)| Some((*source, layer.$key.clone()?)));
+                sources[index] = found.as_ref().map_or(Source::Default, |found| found.0);
+                index += 1;
+                found.map(|found| found.1)
+            }};
+        }
+        let settings = Self {
+            transport: first!(transport).unwrap_or(TransportKind::Pool),
+            process: first!(process).unwrap_or_default(),
+            model: first!(model).unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
+            effort: first!(effort),
+            allow: first!(allow).unwrap_or_default(),
+            deny: first!(deny).unwrap_or_default(),
+            max_rounds: first!(max_rounds).unwrap_or(DEFAULT_ROUNDS),
+            claude_path: first!(claude_path),
+            lab_upstream: first!(lab_upstream)
+                .map(|text| LoopbackUrl::parse(&text))
+                .transpose()?,
+            lab_home: first!(lab_home),
+            sources,
+        };
+        debug_assert_eq!(index, KEYS.len());
+        settings.checked()
+    }
+
+    fn checked(mut self) -> Result<Self, Fault> {
+        if self.model.trim().is_empty() {
+            return Err(Fault::usage(
+                "the model is empty",
+                "Name one, such as sonnet.",
+            ));
+        }
+        if self.max_rounds == 0 {
+            return Err(Fault::usage(
+                "max_rounds is 0",
+                "A run needs at least one round.",
+            ));
+        }
+        if self.lab_home.is_some() && self.lab_upstream.is_none() {
+            return Err(Fault::usage(
+                "lab_home is set without lab_upstream",
+                "A made-up home is for the laboratory only; leave it out, or name a laboratory upstream.",
+            ));
+        }
+        let file = |key: &str| {
+            let index = KEYS.iter().position(|known| known.0 == key);
+            index.is_some_and(|index| self.sources[index] == Source::File)
+        };
+        let (claude, home) = (file("claude_path"), file("lab_home"));
+        for (path, key, from_file) in [
+            (&mut self.claude_path, "claude_path", claude),
+            (&mut self.lab_home, "lab_home", home),
+        ] {
+            let Some(path) = path else { continue };
+            if from_file && path.is_relative() {
+                return Err(Fault::usage(
+                    format!("{key} in the configuration file is not an absolute path"),
+                    "Write the whole path.",
+                ));
+            }
+            *path = std::path::absolute(&*path).map_err(|error| {
+                Fault::usage(
+                    format!("{key} cannot be used: {error}"),
+                    "Name another path.",
+                )
+            })?;
+        }
+        Ok(self)
+    }
+
+    /// Each key with its value, as the file would have it, and where it came from.
+    pub(crate) fn shown(&self) -> Vec<(&'static str, Option<String>, Source)> {
+        let quoted = |text: &str| toml::Value::from(text).to_string();
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|p| quoted(&p.to_string_lossy()));
+        let words = |words: &[ToolWord]| {
+            let words: Vec<_> = words.iter().map(|word| word.0.as_str()).collect();
+            Some(toml::Value::from(words).to_string())
+        };
+        let values = [
+            Some(quoted(self.transport.as_str())),
+            Some(quoted(self.process.as_str())),
+            Some(quoted(&self.model)),
+            self.effort.map(|effort| quoted(effort.as_str())),
+            words(&self.allow),
+            words(&self.deny),
+            Some(self.max_rounds.to_string()),
+            path(&self.claude_path),
+            self.lab_upstream.as_ref().map(|url| quoted(url.as_str())),
+            path(&self.lab_home),
+        ];
+        KEYS.iter()
+            .zip(values)
+            .zip(self.sources)
+            .map(|((key, value), source)| (key.0, value, source))
+            .collect()
+    }
+}
+
+/// What the environment says. A variable that is set but empty counts as not set.
+fn from_environment(environment: Environment<'_>) -> Result<Values, Fault> {
+    let text = |key: usize| -> Result<Option<String>, Fault> {
+        let name = KEYS[key].1;
+        match environment(name) {
+            None => Ok(None),
+            Some(value) if value.is_empty() => Ok(None),
+            Some(value) => value.into_string().map(Some).map_err(|_| {
+                Fault::usage(format!("{name} is not UTF-8"), "Set it again, or unset it.")
+            }),
+        }
+    };
+    fn read<T: FromStr<Err: fmt::Display>>(
+        key: usize,
+        text: Option<String>,
+    ) -> Result<Option<T>, Fault> {
+        let parsed = text.map(|text| text.parse::<T>()).transpose();
+        parsed.map_err(|error| {
+            Fault::usage(
+                format!("{}: {error}", KEYS[key].1),
+                "Set it again, or unset it.",
+            )
+        })
+    }
+    let words = |key: usize| -> Result<Option<Vec<ToolWord>>, Fault> {
+        let Some(list) = text(key)? else {
+            return Ok(None);
+        };
+        let words = list.split(',').map(|word| read(key, Some(word.to_owned())));
+        Ok(Some(
+            words
+                .collect::<Result<Vec<_>, _>>()?
+                .into_iter()
+                .flatten()
+                .collect(),
+        ))
+    };
+    Ok(Values {
+        transport: read(0, text(0)?)?,
+        process: read(1, text(1)?)?,
+        model: text(2)?,
+        effort: read(3, text(3)?)?,
+        allow: words(4)?,
+        deny: words(5)?,
+        max_rounds: read(6, text(6)?)?,
+        claude_path: text(7)?.map(PathBuf::from),
+        lab_upstream: text(8)?,
+        lab_home: text(9)?.map(PathBuf::from),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(name: &str) -> Values {
+        Values {
+            model: Some(name.to_owned()),
+            ..Values::default()
+        }
+    }
+
+    fn layered(flag: Values, environment: Values, file: Values) -> Result<Settings, Fault> {
+        Settings::from_layers([
+            (Source::Flag, flag),
+            (Source::Environment, environment),
+            (Source::File, file),
+        ])
+    }
+
+    #[test]
+    fn a_flag_beats_the_environment_beats_the_file_beats_the_default() {
+        let none = Values::default;
+        for (layers, wanted, source) in [
+            ([model("a"), model("b"), model("c")], "a", Source::Flag),
+            ([none(), model("b"), model("c")], "b", Source::Environment),
+            ([none(), none(), model("c")], "c", Source::File),
+            ([none(), none(), none()], DEFAULT_MODEL, Source::Default),
+        ] {
+            let [flag, environment, file] = layers;
+            let settings = layered(flag, environment, file).unwrap();
+            assert_eq!(
+                (settings.model.as_str(), settings.sources[2]),
+                (wanted, source)
+            );
+        }
+    }
+
+    #[test]
+    fn every_key_can_be_set_by_its_variable() {
+        let value = |name: &str| {
+            let text = match name {
+                "TURNPASS_TRANSPORT" => "relay",
+                "TURNPASS_PROCESS" => "per-request",
+                "TURNPASS_MODEL" => "opus",
+                "TURNPASS_EFFORT" => "HIGH",
+                "TURNPASS_ALLOW" => "write, shell",
+                "TURNPASS_DENY" => "search",
+                "TURNPASS_MAX_ROUNDS" => "7",
+                "TURNPASS_CLAUDE_PATH" => "/opt/claude",
+                "TURNPASS_LAB_UPSTREAM" => "http://127.0.0.1:8399/",
+                "TURNPASS_LAB_HOME" => "/tmp/home",
+                _ => return None,
+            };
+            Some(OsString::from(text))
+        };
+        let environment = from_environment(&value).unwrap();
+        let settings = layered(Values::default(), environment, Values::default()).unwrap();
+        assert!(settings.sources.iter().all(|s| *s == Source::Environment));
+        let shown: Vec<_> = settings.shown().into_iter().map(|each| each.1).collect();
+        let wanted = [
+            "\"relay\"",
+            "\"per-request\"",
+            "\"opus\"",
+            "\"high\"",
+            "[\"write\", \"shell\"]",
+            "[\"search\"]",
+            "7",
+            "\"/opt/claude\"",
+            "\"http://127.0.0.1:8399\"",
+            "\"/tmp/home\"",
+        ];
+        assert_eq!(shown, wanted.map(|text| Some(text.to_owned())));
+    }
+
+    #[test]
+    fn a_bad_variable_is_named() {
+        for (name, value, said) in [
+            ("TURNPASS_EFFORT", "huge", "use none, low"),
+            ("TURNPASS_TRANSPORT", "tube", "use pool, replay, relay"),
+            ("TURNPASS_PROCESS", "cold", "use warm, per-request"),
+            ("TURNPASS_ALLOW", "write,sh", "use read, list"),
+            ("TURNPASS_MAX_ROUNDS", "-1", "invalid digit"),
+        ] {
+            let read = |asked: &str| (asked == name).then(|| OsString::from(value));
+            let fault = from_environment(&read).unwrap_err();
+            let text = fault.to_string();
+            assert!(text.contains(name) && text.contains(said), "{text}");
+        }
+        let empty = |_: &str| Some(OsString::new());
+        assert!(from_environment(&empty).unwrap().model.is_none());
+    }
+
+    #[test]
+    fn settings_that_cannot_hold_together_are_refused() {
+        let upstream = |url: &str| Values {
+            lab_upstream: Some(url.to_owned()),
+            ..Values::default()
+        };
+        for url in [
+            "https://127.0.0.1:1",
+            "http://10.0.0.1:1",
+            "http://127.0.0.1@evil:1",
+            "x",
+        ] {
+            let fault = layered(upstream(url), Values::default(), Values::default()).unwrap_err();
+            assert_eq!(fault.code(), "lab_upstream_refused", "{url}");
+        }
+        let home = Values {
+            lab_home: Some("/tmp/x".into()),
+            ..Values::default()
+        };
+        layered(home, Values::default(), Values::default()).unwrap_err();
+        layered(model(" "), Values::default(), Values::default()).unwrap_err();
+        let relative = || Values {
+            claude_path: Some("bin/claude".into()),
+            ..Values::default()
+        };
+        layered(Values::default(), Values::default(), relative()).unwrap_err();
+        let settings = layered(relative(), Values::default(), Values::default()).unwrap();
+        assert!(settings.claude_path.unwrap().is_absolute());
+    }
+}
