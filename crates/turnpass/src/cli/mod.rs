@@ -9,6 +9,7 @@
 //! | [`environment`] | what a child may inherit and what is set for it; the only reader of our own environment |
 //! | [`settings`] | the settings file that isolates a child from the person's own configuration |
 //! | [`launch`] | argv, environment and files of each kind of process, as data |
+//! | [`starts`] | how many processes start at once |
 //! | [`private_dir`] | where launch files live |
 //!
 //! The pure parts decide, thin drivers do. No function here opens, lists or stats a credential file.
@@ -20,4 +21,5 @@ pub mod launch;
 pub mod locate;
 pub mod private_dir;
 pub mod settings;
+pub mod starts;
 pub mod version;
