@@ -5,11 +5,12 @@ use std::io::IsTerminal;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use turnpass::relay::{ProcessMode, RelayOptions, RelayTransport};
 use turnpass::request::TransportKind;
 use turnpass::{Error, ErrorCode, Provider};
 
 use crate::exit::{Exit, Fault};
-use crate::settings::{Settings, Values};
+use crate::settings::{Process, Settings, Values};
 use crate::terminal::Style;
 
 /// What every command works with.
@@ -54,16 +55,28 @@ pub(crate) fn environment(name: &str) -> Option<OsString> {
 
 /// The provider that the settings describe. Nothing is started yet.
 pub(crate) fn build_provider(settings: &Settings) -> Result<Provider, Error> {
-    let next = match settings.transport {
-        TransportKind::Relay => "This build carries no transport yet.".to_owned(),
-        _ => "Use the relay: `--transport relay`, or `transport = \"relay\"` in the configuration file."
-            .to_owned(),
-    };
-    Err(Error::new(
-        ErrorCode::TransportUnavailable,
-        format!("{} is not in this build", settings.transport),
-    )
-    .with_remedy(next))
+    if settings.transport != TransportKind::Relay {
+        let what = format!("{} is not in this build", settings.transport);
+        let next = "Use the relay: `--transport relay`, or `transport = \"relay\"` in the configuration file.";
+        return Err(Error::new(ErrorCode::TransportUnavailable, what).with_remedy(next));
+    }
+    Ok(Provider::new(RelayTransport::new(relay_options(settings))?))
+}
+
+/// The relay that the settings describe.
+pub(crate) fn relay_options(settings: &Settings) -> RelayOptions {
+    RelayOptions {
+        process: match settings.process {
+            Process::Warm => ProcessMode::Warm,
+            Process::PerRequest => ProcessMode::PerRequest,
+        },
+        claude_path: settings.claude_path.clone(),
+        // This program serves the tools where they go over stdio.
+        tool_server: std::env::current_exe().ok(),
+        lab_upstream: settings.lab_upstream.clone(),
+        lab_home: settings.lab_home.clone(),
+        ..RelayOptions::default()
+    }
 }
 
 fn cancel_on_signals(cancel: CancellationToken) -> Result<(), Fault> {

@@ -144,6 +144,7 @@ impl Running {
         ];
         let quiet = quiet.map(|(name, value)| (name.into(), value.into()));
         let mut group = ChildGroup::spawn(&Spawn {
+            orphaned_dir: None,
             program: "/bin/sh".into(),
             // One pipe for both streams keeps their order.
             argv: vec!["-c".into(), format!("exec 2>&1\n{command}").into()],

@@ -86,6 +86,7 @@ pub async fn ask(question: Question) -> Result<Answer, Unanswered> {
         env: question.environment.into_pairs(),
         cwd: question.cwd,
         stdin: StdinMode::Null,
+        orphaned_dir: None,
     })
     .map_err(Unanswered::NotStarted)?;
     let stdout = child.take_stdout();

@@ -399,6 +399,7 @@ impl Launch {
             env: self.environment.into_pairs(),
             cwd: self.cwd,
             stdin: self.stdin,
+            orphaned_dir: Some(dir.path().to_owned()),
         })
     }
 }

@@ -5,19 +5,23 @@
 //! | [`locate`] | the executable and the rule that found it |
 //! | [`version`] | `claude --version` and the floor |
 //! | [`auth`] | `claude auth status`, as one shared check |
+//! | [`installed`] | all three together, as a provider uses them |
 //! | [`ask`] | a short command, bounded |
 //! | [`environment`] | what a child may inherit and what is set for it; the only reader of our own environment |
 //! | [`settings`] | the settings file that isolates a child from the person's own configuration |
 //! | [`launch`] | argv, environment and files of each kind of process, as data |
+//! | [`starts`] | how many processes start at once |
 //! | [`private_dir`] | where launch files live |
 //!
 //! The pure parts decide, thin drivers do. No function here opens, lists or stats a credential file.
 
 pub mod ask;
+pub mod auth;
 pub mod environment;
 pub mod installed;
 pub mod launch;
 pub mod locate;
 pub mod private_dir;
 pub mod settings;
+pub mod starts;
 pub mod version;

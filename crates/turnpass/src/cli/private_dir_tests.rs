@@ -111,7 +111,7 @@ fn a_sweep_removes_what_nobody_holds() {
     removed.sort();
     assert_eq!(removed, ["turnpass-1-1-a", "turnpass-1-1-b"]);
     assert!(held.path().exists() && !unheld.exists() && !without_lock.exists());
-    assert_eq!(sweep(root.path()), [OsString::new(); 0]);
+    assert!(sweep(root.path()).is_empty());
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_sweep_leaves_everything_else_alone() {
     let other = root.path().join("other");
     DirBuilder::new().mode(0o700).create(&other).unwrap();
     make_old(&other);
-    assert_eq!(sweep(root.path()), [OsString::new(); 0]);
+    assert!(sweep(root.path()).is_empty());
     assert_eq!(fs::read_dir(root.path()).unwrap().count(), 5);
     assert!(target.path().join("precious").exists());
 }

@@ -156,6 +156,11 @@ impl Versions {
         Ok(version)
     }
 
+    /// The version of a program that was asked before and has not changed since; one look at the file.
+    pub fn known(&self, program: &Path) -> Option<Version> {
+        self.recall(&Identity::of(program)?)
+    }
+
     fn recall(&self, identity: &Identity) -> Option<Version> {
         let known = self.lock();
         let (then, version) = known.get(&identity.path)?;

@@ -93,7 +93,13 @@ fn no_version_and_no_answer() {
 fn install(path: &Path, version: &str) {
     let text = format!("#!/bin/sh\necho asked >> \"$0.calls\"\necho '{version} (Claude Code)'\n");
     let new = path.with_extension("new");
-    fs::write(&new, text).unwrap();
+    // By another process: see the same in the tests of `auth`.
+    let mut shell = std::process::Command::new("/bin/sh");
+    let shell = shell
+        .args(["-c", "printf %s \"$2\" > \"$1\"", "write"])
+        .arg(&new)
+        .arg(text);
+    assert!(shell.status().unwrap().success());
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
     fs::rename(&new, path).unwrap();
 }

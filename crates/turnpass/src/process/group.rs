@@ -19,9 +19,11 @@ use super::stdin::{STDIN_QUEUE_BYTES, Stdin};
 use super::stdout::{PIPE_DRAIN_LIMIT, Stdout};
 use crate::error::{Error, ErrorCode, Result};
 
-/// What the guard runs: it waits for the end of its input, which comes when this process dies, and ends its own group.
-/// SIGTERM comes first so that the CLI removes its socket (35 to 65 ms, 2.1.332); the guard itself ignores it.
-const GUARD_SCRIPT: &str = "trap '' HUP INT TERM; read _; kill -TERM 0; sleep 1; kill -KILL 0";
+/// What the guard runs: it waits for the end of its input, which comes when this process dies, ends its own group and
+/// removes the private directory. SIGTERM comes first so that the CLI removes its socket and session file (35 to 65 ms,
+/// 2.1.332); the guard itself ignores it.
+const GUARD_SCRIPT: &str = "trap '' HUP INT TERM; read _; kill -TERM 0; sleep 1; \
+    [ -z \"$1\" ] || rm -rf -- \"$1\"; kill -KILL 0";
 
 /// A program to start, as data.
 #[derive(Clone)]
@@ -36,6 +38,8 @@ pub struct Spawn {
     pub cwd: PathBuf,
     /// What standard input is.
     pub stdin: StdinMode,
+    /// A private directory that the guard removes when this process dies. A clean end leaves it to its owner.
+    pub orphaned_dir: Option<PathBuf>,
 }
 
 /// What a program's standard input is.
@@ -67,6 +71,7 @@ impl fmt::Debug for Spawn {
             .field("env_names", &names)
             .field("cwd", &self.cwd)
             .field("stdin", &self.stdin)
+            .field("orphaned_dir", &self.orphaned_dir)
             .finish()
     }
 }
@@ -170,12 +175,14 @@ impl ChildGroup {
             ours: Mutex::new(true),
         });
         let release = Release(Arc::clone(&group));
-        let mut guard = guard_command(pid).spawn().map_err(|error| {
-            Error::new(
-                ErrorCode::LaunchFailed,
-                format!("/bin/sh could not be started as guard: {error}"),
-            )
-        })?;
+        let mut guard = guard_command(pid, spawn.orphaned_dir.as_deref())
+            .spawn()
+            .map_err(|error| {
+                Error::new(
+                    ErrorCode::LaunchFailed,
+                    format!("/bin/sh could not be started as guard: {error}"),
+                )
+            })?;
         let (Some(guard_pipe), Some(stdout), Some(stderr)) = (
             guard.stdin.take(),
             leader.stdout.take(),
@@ -343,10 +350,11 @@ fn leader_command(spawn: &Spawn) -> Command {
     command
 }
 
-fn guard_command(group: Pid) -> Command {
+fn guard_command(group: Pid, orphaned_dir: Option<&Path>) -> Command {
     let mut command = Command::new("/bin/sh");
     command
         .args(["-c", GUARD_SCRIPT, "turnpass-guard"])
+        .args(orphaned_dir)
         .env_clear()
         .env("PATH", "/usr/bin:/bin")
         .current_dir("/")
@@ -362,6 +370,8 @@ fn refuse_nul(spawn: &Spawn) -> Result<()> {
     let nul = |text: &std::ffi::OsStr| text.as_encoded_bytes().contains(&0);
     let place = if nul(spawn.program.as_os_str()) {
         Some("the program's path".to_owned())
+    } else if spawn.orphaned_dir.iter().any(|dir| nul(dir.as_os_str())) {
+        Some("the private directory".to_owned())
     } else if nul(spawn.cwd.as_os_str()) {
         Some("the working directory".to_owned())
     } else if let Some(index) = spawn.argv.iter().position(|argument| nul(argument)) {

@@ -19,6 +19,7 @@ fn sh(script: &str, args: &[&str]) -> Spawn {
         env: vec![("PATH".into(), "/usr/local/bin:/usr/bin:/bin".into())],
         cwd: "/".into(),
         stdin: StdinMode::QUEUE,
+        orphaned_dir: None,
     }
 }
 

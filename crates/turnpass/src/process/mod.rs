@@ -8,8 +8,8 @@
 //! - The leader is watched. When it exits, for whatever reason, the rest of its group is killed at once, so a grandchild
 //!   that ignores SIGTERM does not outlive it.
 //! - A **guard** (`/bin/sh`, one `read` and two `kill`s) is a member of the group and waits on a pipe whose other end only
-//!   this process holds. When this process dies, even by SIGKILL, the pipe closes and the guard ends the group. End of
-//!   input on the CLI's standard input is not enough for that: with its host killed in the middle of a turn, the CLI was
+//!   this process holds. When this process dies, even by SIGKILL, the pipe closes, and the guard ends the group and removes
+//!   its private directory. End of input on the CLI's standard input is not enough for that: with its host killed in the middle of a turn, the CLI was
 //!   still running 25 seconds later, both with a stalled and with a slow upstream (2.1.294 and 2.1.332).
 //! - The guard also keeps the group's number from being given to somebody else: it is not reaped before the last kill,
 //!   so a signal to the group can never reach a stranger.

@@ -106,15 +106,6 @@ pub(crate) struct LaneAddress {
 }
 
 impl LaneAddress {
-    /// The value of ANTHROPIC_BASE_URL for the lane's process.
-    pub(crate) fn base_url(&self) -> String {
-        format!(
-            "http://127.0.0.1:{}/{}",
-            self.port,
-            self.secret.expose_str()
-        )
-    }
-
     /// The path below the secret, when the secret is right.
     pub(crate) fn below<'a>(&self, uri: &'a Uri) -> Option<&'a str> {
         let rest = uri.path().strip_prefix('/')?;

@@ -179,6 +179,9 @@ impl<'a> Exchange<'a> {
             if let Err(error) = step {
                 return self.fail(error).await;
             }
+            // The lane counts refusals even when the queue of arrivals is full.
+            let refused = self.seat.lane.admission().refused();
+            self.evidence.refused = self.evidence.refused.max(refused);
             match self.evidence.decide() {
                 Decision::Wait => {}
                 Decision::Fail(error) => return self.fail(error).await,

@@ -236,7 +236,13 @@ mod tests {
 
     #[test]
     fn the_prompt_comes_first_and_the_model_always_follows_it() {
-        let (wanted, from) = (fit(), Fit { system: "old".into(), ..fit() });
+        let (wanted, from) = (
+            fit(),
+            Fit {
+                system: "old".into(),
+                ..fit()
+            },
+        );
         let requests = wanted.refit(Some(&from));
         assert_eq!(requests[0], Refit::Prompt("S"));
         let Refit::Settings(settings) = &requests[1] else {

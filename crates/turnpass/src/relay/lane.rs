@@ -303,6 +303,11 @@ async fn answer(
     }
     match judgement {
         Judgement::Refuse(status, refusal) => {
+            tracing::debug!(
+                refusal = refusal.as_str(),
+                status = status.as_u16(),
+                "refused on the lane"
+            );
             if trusted {
                 // A full queue loses no count: the admission has it.
                 let _ = shared.arrivals.try_send(Arrival::Refused(refusal));

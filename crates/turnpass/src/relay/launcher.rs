@@ -15,6 +15,7 @@ use crate::cli::launch::{
 };
 use crate::cli::private_dir::{PrivateDir, roots};
 use crate::error::{Error, ErrorCode, Result};
+use crate::models;
 use crate::request::{ModelId, Place, ThinkingDisplay};
 use crate::tools::Catalogue;
 
@@ -68,7 +69,18 @@ impl Launcher {
     /// floor; costs a process of some milliseconds when the file has changed.
     pub(crate) async fn program(&self) -> Result<String> {
         let found = self.installed.checked().await?;
-        Ok(format!("{} {}", found.program.display(), found.version))
+        Ok(format!(
+            "{} {}",
+            found.executable.path.display(),
+            found.version
+        ))
+    }
+
+    /// Whether the model of a request takes its effort, by what is known of the installed version.
+    pub(crate) async fn check_effort(&self, prepared: &Prepared) -> Result<()> {
+        let version = self.installed.checked().await?.version;
+        let model = ModelId(prepared.fit.model.clone());
+        models::check_effort(&model, prepared.effort, &models::fallback_catalog(version))
     }
 
     /// Built-in plugins that slipped through.
@@ -91,7 +103,9 @@ impl Launcher {
 
     /// Starts a process. The sign-in is checked first.
     pub(crate) async fn start(&self, shape: &Shape<'_>) -> Result<Running> {
-        let found = self.installed.signed_in().await?;
+        let found = self.installed.checked().await?;
+        self.installed.signed_in().await?;
+        let program = found.executable.path;
         let (lane, arrivals) = Lane::open().await?;
         let dir = PrivateDir::create(&roots(&self.snapshot))?;
         let relay = lane.address();
@@ -105,14 +119,14 @@ impl Launcher {
         };
         let tmp = dir.tmp();
         let base = Base {
-            program: &found.program,
+            program: &program,
             tmp: &tmp,
             time_zone,
             inherited: self.inherited,
         };
         let ground = Ground {
             environment: Environment::build(&self.snapshot, base)?,
-            program: found.program,
+            program,
             dir: dir.path().to_owned(),
             cwd,
             learned_plugins: self

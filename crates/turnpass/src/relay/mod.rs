@@ -150,7 +150,11 @@ impl RelayTransport {
             .get("NODE_EXTRA_CA_CERTS")
             .and_then(|path| std::fs::read(path).ok());
         let upstream = Upstream::new(options.lab_upstream.as_ref(), authorities.as_deref())?;
-        let installed = Installed::new(options.claude_path, snapshot.clone());
+        let installed = Installed::new(
+            options.claude_path,
+            snapshot.clone(),
+            options.inherited_credentials,
+        );
         let launcher = Launcher::new(
             installed,
             snapshot,
@@ -178,6 +182,7 @@ impl RelayTransport {
     pub async fn warm_up(&self, request: &Request) -> Result<()> {
         let thinking = request.thinking;
         let prepared = Prepared::new(request.clone(), self.inner.tools)?;
+        self.inner.stable.check_effort(&prepared).await?;
         let need = self.inner.need(&prepared, thinking).await?;
         if self.inner.process == ProcessMode::Warm {
             self.inner.stable.make_ready(&need).await?;
@@ -228,6 +233,7 @@ impl Inner {
         }
         let result = tokio::select! {
             result = async {
+                self.stable.check_effort(&prepared).await?;
                 match self.process {
                     ProcessMode::Warm => self.warm(&prepared, thinking, &mut events, started).await,
                     ProcessMode::PerRequest => {

@@ -35,8 +35,6 @@ pub(crate) enum Native {
     Result(Verdict),
     /// A control request of ours was answered.
     Control {
-        /// The id that we gave.
-        id: String,
         /// Whether the CLI refused it.
         refused: bool,
     },
@@ -105,11 +103,7 @@ impl NativeReader {
                 let marks = std::mem::take(&mut self.marks);
                 Some(Native::Result(result.verdict(&marks)))
             }
-            Record::ControlResponse {
-                request_id,
-                outcome,
-            } => Some(Native::Control {
-                id: request_id.into_owned(),
+            Record::ControlResponse { outcome, .. } => Some(Native::Control {
                 refused: matches!(outcome, ControlOutcome::Error { .. }),
             }),
             Record::ControlRequest {
@@ -226,13 +220,15 @@ mod tests {
         let mut reader = reader();
         let ok =
             r#"{"type":"control_response","response":{"subtype":"success","request_id":"r1"}}"#;
-        assert!(
-            matches!(read(&mut reader, ok), Some(Native::Control { id, refused: false }) if id == "r1")
-        );
+        assert!(matches!(
+            read(&mut reader, ok),
+            Some(Native::Control { refused: false })
+        ));
         let no = r#"{"type":"control_response","response":{"subtype":"error","request_id":"r2","error":"no"}}"#;
-        assert!(
-            matches!(read(&mut reader, no), Some(Native::Control { id, refused: true }) if id == "r2")
-        );
+        assert!(matches!(
+            read(&mut reader, no),
+            Some(Native::Control { refused: true })
+        ));
         let ask =
             r#"{"type":"control_request","request_id":"c","request":{"subtype":"can_use_tool"}}"#;
         assert!(matches!(read(&mut reader, ask), Some(Native::Unsupported { id }) if id == "c"));

@@ -7,7 +7,6 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::fit::{self, Fit};
-use super::isolation::Expected;
 use crate::cli::launch::PLACEHOLDER;
 use crate::conversation::Message;
 use crate::conversation::encode::{Marks, Ttl, encode};
@@ -51,6 +50,8 @@ pub(crate) struct Prepared {
     pub(crate) fit: Fit,
     pub(crate) catalogue: Catalogue,
     pub(crate) carrier: ToolCarrier,
+    /// As the host asked, thinking off included.
+    pub(crate) effort: Option<Effort>,
     pub(crate) limits: Limits,
     /// What the normaliser changed, in words.
     pub(crate) changes: Vec<String>,
@@ -83,12 +84,9 @@ impl Prepared {
         let fields = fit::extra_body(&request.sampling, request.effort, published);
         let extra = fit::extra_body_text(tools, &fields);
         let (encoded, changes) = encoded(&request.messages, Ttl::OneHour)?;
-        models::check_context(
-            &request.model,
-            &request.messages,
-            encoded.get().len(),
-            &request.system,
-        )?;
+        let tools_bytes = catalogue.request_json().get().len();
+        let tokens = models::estimate_tokens(&request.system, tools_bytes, &request.messages);
+        models::check_context(&request.model, tokens)?;
         Ok(Self {
             session: request.session,
             fit: Fit {
@@ -97,6 +95,7 @@ impl Prepared {
                 system: request.system,
                 extra,
             },
+            effort: request.effort,
             limits: request.limits,
             catalogue,
             carrier,
@@ -111,22 +110,6 @@ impl Prepared {
     pub(crate) fn tool_names(&self) -> ToolNames {
         let names = self.catalogue.names().clone();
         Box::new(move |published| names.resolve(published).host().map(str::to_owned))
-    }
-
-    /// What the CLI's first record has to show.
-    pub(crate) fn expected(&self, server: Option<&str>) -> Expected {
-        let tools = match self.carrier {
-            ToolCarrier::ExtraBody => Vec::new(),
-            ToolCarrier::Mcp => self
-                .catalogue
-                .expected_tool_names()
-                .map(str::to_owned)
-                .collect(),
-        };
-        Expected {
-            server: server.map(str::to_owned),
-            tools,
-        }
     }
 
     /// The CLI's request with the host's messages in place of its own, every other byte kept.
@@ -215,10 +198,18 @@ fn encoded(messages: &[Message], ttl: Ttl) -> Result<(Box<RawValue>, Vec<String>
 
 fn check(request: &Request) -> Result<()> {
     models::check_model_id(&request.model)?;
-    models::check_effort(&request.model, request.effort)?;
     let invalid = |what: &str| Err(Error::new(ErrorCode::RequestInvalid, what));
     if request.session.0.contains('\0') || request.session.0.is_empty() {
         return invalid("the transport session is empty or has a NUL byte");
+    }
+    if let Some(directory) = &request.place.directory
+        && !directory.is_dir()
+    {
+        let what = format!(
+            "{} is no directory that can be entered",
+            directory.display()
+        );
+        return Err(Error::new(ErrorCode::WorkingDirectory, what));
     }
     if request.state.is_some() {
         return invalid("a relay keeps no backend state; leave it out");

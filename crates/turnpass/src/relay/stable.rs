@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 use super::fit::{self, Fit, Key};
 use super::kept::{Kept, Primed, Running};
 use super::launcher::{Launcher, Shape};
+use super::prepared::Prepared;
 use crate::error::{Error, ErrorCode, Result};
 use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
 use crate::request::TransportSession;
@@ -192,6 +193,11 @@ impl Stable {
     /// The key of the installed CLI as it is now.
     pub(crate) async fn program(&self) -> Result<String> {
         self.launcher.program().await
+    }
+
+    /// Whether the installed CLI's model takes the request's effort.
+    pub(crate) async fn check_effort(&self, prepared: &Prepared) -> Result<()> {
+        self.launcher.check_effort(prepared).await
     }
 
     /// Drops what is known of the sign-in, after a live refusal.

@@ -158,7 +158,9 @@ impl Upstream {
             .http1_only();
         // A laboratory speaks plain http, so it needs no authority and no look at the machine's.
         let builder = match laboratory {
-            Some(_) => builder.no_proxy().tls_backend_preconfigured(tls(rustls::RootCertStore::empty())?),
+            Some(_) => builder
+                .no_proxy()
+                .tls_backend_preconfigured(tls(rustls::RootCertStore::empty())?),
             None => builder.tls_backend_preconfigured(tls(authorities(extra_authorities)?)?),
         };
         let base = laboratory.map_or(SERVICE, LoopbackUrl::as_str).to_owned();
@@ -221,7 +223,9 @@ fn authorities(extra: Option<&[u8]>) -> Result<rustls::RootCertStore> {
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if let Some(pem) = extra {
         use rustls::pki_types::{CertificateDer, pem::PemObject};
-        let extra: Vec<_> = CertificateDer::pem_slice_iter(pem).filter_map(|found| found.ok()).collect();
+        let extra: Vec<_> = CertificateDer::pem_slice_iter(pem)
+            .filter_map(|found| found.ok())
+            .collect();
         roots.add_parsable_certificates(extra);
     }
     if roots.is_empty() {
