@@ -300,7 +300,7 @@ impl AuthCheck {
         now.or_else(|| slot.before.clone())
     }
 
-    /// Cancels an active job and waits until it and its process are gone. Later acquires fail with `closed`.
+    /// Cancels an active job and waits until it has ended and its process is killed. Later acquires fail with `closed`.
     pub async fn shutdown(&self) {
         self.stop.cancel();
         self.jobs.close();

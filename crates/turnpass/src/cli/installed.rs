@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::ask::{Question, ask};
 use super::auth::{AUTH_LIMIT, AUTH_STATUS, AuthCheck, AuthStatus, SignedIn, decode};
 use super::environment::{Base, Environment, InheritedCredentials, Snapshot};
 use super::locate::{Executable, locate_here};
-use super::private_dir::{PrivateDir, roots};
+use super::private_dir::{PrivateDir, roots, sweep};
 use super::version::{Version, Versions};
 use crate::error::Result;
 
@@ -26,6 +27,7 @@ pub struct Installed {
     search: Arc<Search>,
     versions: Versions,
     sign_in: AuthCheck,
+    swept: AtomicBool,
 }
 
 /// Where to look, and in which environment to ask.
@@ -57,15 +59,19 @@ impl Installed {
             search,
             versions: Versions::default(),
             sign_in,
+            swept: AtomicBool::new(false),
         }
     }
 
     /// Finds the CLI and checks its version. Starts a process only when the file has changed since the last time.
     ///
+    /// Has to be called within a tokio runtime. Dropping the future ends a process that it started.
+    ///
     /// # Errors
     ///
     /// `executable_missing`, `executable_unusable`, `version_invalid`, `version_too_old`, `inherited_credentials`.
     pub async fn checked(&self) -> Result<Found> {
+        self.sweep_once();
         let executable = self.search.locate()?;
         let version = match self.versions.known(&executable.path) {
             Some(version) => version,
@@ -101,9 +107,22 @@ impl Installed {
         self.sign_in.forget();
     }
 
-    /// Ends checks that are under way, and waits for it.
+    /// Ends checks that are under way: when it returns, their processes are killed.
     pub async fn shutdown(&self) {
         self.sign_in.shutdown().await;
+    }
+
+    /// Directories that a killed host left are removed beside the first start. Nobody waits for it.
+    fn sweep_once(&self) {
+        if self.swept.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let roots = roots(&self.search.snapshot);
+        tokio::task::spawn_blocking(move || {
+            for root in roots {
+                sweep(&root);
+            }
+        });
     }
 }
 
@@ -138,5 +157,154 @@ impl Search {
             }
             Err(error) => AuthStatus::unknown(error.detail(), ""),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::error::ErrorCode;
+
+    const BOUND: Duration = Duration::from_secs(30);
+
+    async fn bounded<T>(future: impl Future<Output = T>) -> T {
+        tokio::time::timeout(BOUND, future).await.unwrap()
+    }
+
+    /// A fake CLI that notes each call, and says the sign-in that is in a file beside it.
+    fn install(dir: &Path, version: &str) -> Installed {
+        let program = dir.join("claude");
+        let text = format!(
+            "#!/bin/sh\necho \"$*\" >> \"{0}/calls\"\ncase \"$1\" in\n--version) echo {version};;\nauth) . \"{0}/auth\";;\nesac\n",
+            dir.display()
+        );
+        // By another process: see the tests of `auth`.
+        let mut shell = std::process::Command::new("/bin/sh");
+        let shell = shell
+            .args(["-c", "printf %s \"$2\" > \"$1\"", "write"])
+            .arg(&program)
+            .arg(text);
+        assert!(shell.status().unwrap().success());
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        say(dir, IN);
+        let snapshot = [("PATH", "/usr/bin:/bin"), ("TMPDIR", dir.to_str().unwrap())];
+        Installed::new(
+            Some(program),
+            snapshot.into_iter().collect(),
+            InheritedCredentials::Strip,
+        )
+    }
+
+    const IN: &str =
+        r#"echo '{"loggedIn":true,"authMethod":"claude.ai","apiProvider":"firstParty"}'"#;
+    const OUT: &str = r#"echo '{"loggedIn":false,"authMethod":"none"}'; exit 1"#;
+
+    fn say(dir: &Path, auth: &str) {
+        fs::write(dir.join("auth"), auth).unwrap();
+    }
+
+    fn calls(dir: &Path) -> Vec<String> {
+        let calls = fs::read_to_string(dir.join("calls")).unwrap_or_default();
+        let mut calls: Vec<_> = calls.lines().map(str::to_owned).collect();
+        calls.sort_unstable();
+        calls
+    }
+
+    #[tokio::test]
+    async fn it_is_checked_once_and_again_after_a_refusal() {
+        let dir = tempfile::tempdir().unwrap();
+        let installed = install(dir.path(), "2.1.300");
+        for _ in 0..3 {
+            let found = bounded(installed.checked()).await.unwrap();
+            assert_eq!(found.version, Version::new(2, 1, 300));
+            assert_eq!(found.executable.path, dir.path().join("claude"));
+            bounded(installed.signed_in()).await.unwrap();
+        }
+        assert_eq!(calls(dir.path()), ["--version", "auth status"]);
+        installed.forget_sign_in();
+        assert!(installed.last_sign_in().unwrap().1, "refused since");
+        say(dir.path(), OUT);
+        let error = bounded(installed.signed_in()).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Auth);
+        say(dir.path(), IN);
+        bounded(installed.signed_in()).await.unwrap();
+        let wanted = ["--version", "auth status", "auth status", "auth status"];
+        assert_eq!(calls(dir.path()), wanted);
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_with_the_program_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = install(dir.path(), "2.1.293");
+        let error = bounded(old.checked()).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::VersionTooOld);
+        let absent = Installed::new(
+            Some(dir.path().join("absent")),
+            Snapshot::default(),
+            InheritedCredentials::Strip,
+        );
+        let error = bounded(absent.checked()).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::ExecutableMissing);
+        let error = bounded(absent.signed_in()).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::AuthUnknown);
+        assert!(error.detail().contains("absent"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn what_a_killed_host_left_is_swept_at_the_first_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let installed = install(dir.path(), "2.1.300");
+        let left = dir.path().join("turnpass-1-1-left");
+        fs::create_dir(&left).unwrap();
+        fs::set_permissions(&left, fs::Permissions::from_mode(0o700)).unwrap();
+        let old = std::time::SystemTime::now() - Duration::from_secs(3600);
+        fs::File::open(&left).unwrap().set_modified(old).unwrap();
+        bounded(installed.checked()).await.unwrap();
+        bounded(async {
+            while left.exists() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn bug_128_shutdown_ends_a_hanging_check_and_its_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let installed = Arc::new(install(dir.path(), "2.1.300"));
+        let life = dir.path().join("life");
+        let made = std::process::Command::new("mkfifo").arg(&life).status();
+        assert!(made.unwrap().success());
+        let hang = format!(
+            "trap '' TERM; exec 9>\"{}\"; echo >&9; while :; do sleep 1000; done",
+            life.display()
+        );
+        say(dir.path(), &hang);
+        let (tell, mut began) = tokio::sync::mpsc::unbounded_channel();
+        std::thread::spawn(move || {
+            use std::io::Read;
+            let mut pipe = fs::File::open(life).unwrap();
+            while let Ok(count) = pipe.read(&mut [0; 8]) {
+                if tell.send(count).is_err() || count == 0 {
+                    break;
+                }
+            }
+        });
+        let waiting = Arc::clone(&installed);
+        let waiter = tokio::spawn(async move { waiting.signed_in().await });
+        assert_eq!(bounded(began.recv()).await, Some(1));
+        bounded(installed.shutdown()).await;
+        let error = bounded(waiter).await.unwrap().unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Closed);
+        assert_eq!(bounded(began.recv()).await, Some(0), "every holder is gone");
+        let left = fs::read_dir(dir.path()).unwrap().flatten();
+        let left =
+            left.filter(|entry| entry.file_name().to_string_lossy().starts_with("turnpass-"));
+        assert_eq!(left.count(), 0);
     }
 }
