@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use clap::Args;
 use serde::Deserialize;
-use turnpass::relay::LoopbackUrl;
+use turnpass::relay::{LoopbackUrl, ProcessMode};
 use turnpass::request::{Effort, TransportKind};
 use turnpass_agent::agent::DEFAULT_ROUNDS;
 use turnpass_agent::approval::OUTSIDE;
@@ -77,6 +77,7 @@ pub(crate) enum Process {
     #[default]
     Warm,
     /// Each generation has its own.
+    #[serde(alias = "per_request")]
     PerRequest,
 }
 
@@ -85,6 +86,15 @@ impl Process {
         match self {
             Self::Warm => "warm",
             Self::PerRequest => "per-request",
+        }
+    }
+}
+
+impl From<Process> for ProcessMode {
+    fn from(process: Process) -> Self {
+        match process {
+            Process::Warm => Self::Warm,
+            Process::PerRequest => Self::PerRequest,
         }
     }
 }
