@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use clap::Args;
 use serde::Deserialize;
-use turnpass::relay::{LoopbackUrl, ProcessMode};
+use turnpass::relay::LoopbackUrl;
 use turnpass::request::{Effort, TransportKind};
 use turnpass_agent::agent::DEFAULT_ROUNDS;
 use turnpass_agent::approval::OUTSIDE;
@@ -86,15 +86,6 @@ impl Process {
         match self {
             Self::Warm => "warm",
             Self::PerRequest => "per-request",
-        }
-    }
-}
-
-impl From<Process> for ProcessMode {
-    fn from(process: Process) -> Self {
-        match process {
-            Process::Warm => Self::Warm,
-            Process::PerRequest => Self::PerRequest,
         }
     }
 }
@@ -272,6 +263,15 @@ impl Settings {
         Ok(self)
     }
 
+    /// The CLI that a flag or the file names. One that the variable names is left to the library, which reads it too and
+    /// can then say so.
+    pub(crate) fn claude_setting(&self) -> Option<PathBuf> {
+        let index = KEYS.iter().position(|key| key.0 == "claude_path");
+        let source = index.map(|index| self.sources[index]);
+        let setting = self.claude_path.clone();
+        setting.filter(|_| source != Some(Source::Environment))
+    }
+
     /// Each key with its value, as the file would have it, and where it came from.
     pub(crate) fn shown(&self) -> Vec<(&'static str, Option<String>, Source)> {
         let quoted = |text: &str| toml::Value::from(text).to_string();
@@ -441,6 +441,15 @@ mod tests {
         }
         let empty = |_: &str| Some(OsString::new());
         assert!(from_environment(&empty).unwrap().model.is_none());
+    }
+
+    #[test]
+    fn every_key_is_documented_with_its_variable() {
+        let page = include_str!("../../../docs/guide/configuration.md");
+        for (key, variable) in KEYS {
+            let row = format!("| `{key}` | `{variable}` |");
+            assert!(page.contains(&row), "{row}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::Serialize;
-use turnpass::cli::environment::Snapshot;
+use turnpass::cli::environment::{InheritedCredentials, Snapshot};
 use turnpass::cli::installed::{Found, Installed};
 use turnpass::relay::LoopbackUrl;
 use turnpass::request::TransportKind;
@@ -82,7 +82,7 @@ impl Stage {
         };
         let (player, claude) = match installed {
             Some(Ok(found)) => {
-                let claude = fenced(&bin, &found.program, &proxy).map_err(failed)?;
+                let claude = fenced(&bin, &found.executable.path, &proxy).map_err(failed)?;
                 let version = found.version.to_string();
                 (
                     Player {
@@ -142,7 +142,9 @@ pub(crate) fn laboratory(
 
 /// The installed CLI, if it is one that can be used. Its sign-in does not matter here.
 async fn installed(settings: &Settings) -> turnpass::Result<Found> {
-    Installed::new(settings.claude_path.clone(), Snapshot::of_this_process())
+    let ours = Snapshot::of_this_process();
+    let inherited = InheritedCredentials::Strip;
+    Installed::new(settings.claude_path.clone(), ours, inherited)
         .checked()
         .await
 }

@@ -1,5 +1,11 @@
 //! Whole runs of the program: the scripted CLI, the relay, and an upstream in this process.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -198,6 +204,97 @@ fn logs_hold_no_prompt_and_no_answer() {
     let ended = Ended::from(command.output().unwrap());
     assert_eq!(ended.out, "MARKER-ANSWER\n");
     assert!(!ended.err.contains("MARKER"), "{}", ended.err);
+}
+
+fn doctor(lab: &Lab, arguments: &[&str]) -> Ended {
+    let mut command = lab.command(&["doctor"]);
+    // The person's own machine: no laboratory but the doctor's.
+    command
+        .env_remove("TURNPASS_LAB_UPSTREAM")
+        .env_remove("TURNPASS_LAB_HOME");
+    Ended::from(command.args(arguments).output().unwrap())
+}
+
+#[test]
+fn the_doctor_finds_a_healthy_cli_healthy() {
+    let lab = Lab::new();
+    let ended = doctor(&lab, &[]);
+    assert_eq!(ended.code, Some(0), "{}{}", ended.out, ended.err);
+    for line in [
+        "ok   version        2.1.332",
+        "ok   sign-in        claude.ai",
+        "ok   tool server    hand-shake done, 6 tools listed",
+        "ok   isolation      a laboratory generation over the relay transport: 1 upstream request",
+    ] {
+        assert!(ended.out.contains(line), "{line}: {}", ended.out);
+    }
+    assert!(ended.out.contains("found by TURNPASS_CLAUDE_PATH"));
+    assert!(lab.upstream.requests().is_empty(), "nothing is asked");
+
+    let ended = doctor(&lab, &["--json"]);
+    let [report] = ended.lines().try_into().unwrap();
+    let report: Value = report;
+    assert_eq!(report["ok"], true);
+    let checks = report["checks"].as_array().unwrap();
+    assert!(
+        checks.iter().all(|check| check["state"] == "ok"),
+        "{report}"
+    );
+}
+
+#[test]
+fn the_doctor_names_what_is_wrong_and_the_next_step() {
+    let mut signed_out = Script::emulator("2.1.332");
+    signed_out.auth = vec![turnpass_lab::cli::Auth::signed_out()];
+    for (script, code, line) in [
+        (signed_out, 5, "fail sign-in        [auth]"),
+        (
+            Script::emulator("2.1.100"),
+            4,
+            "fail version        [version_too_old]",
+        ),
+    ] {
+        let ended = doctor(&Lab::with(&script), &[]);
+        assert_eq!(ended.code, Some(code), "{}", ended.out);
+        assert!(ended.out.contains(line), "{}", ended.out);
+        assert!(ended.out.contains("Run `claude "), "{}", ended.out);
+    }
+    let ended = doctor(&Lab::new(), &["--claude-path", "/nowhere/claude", "--json"]);
+    assert_eq!(ended.code, Some(3));
+    let report = &ended.lines()[0];
+    assert_eq!(report["ok"], false);
+    let failed = report["checks"].as_array().unwrap();
+    let failed = failed
+        .iter()
+        .find(|check| check["state"] == "fail")
+        .unwrap();
+    assert_eq!(failed["code"], "executable_missing");
+    assert!(failed["next"].is_string());
+}
+
+#[test]
+fn a_signed_out_cli_ends_a_run_before_anything_is_sent() {
+    let mut script = Script::emulator("2.1.332");
+    script.auth = vec![turnpass_lab::cli::Auth::signed_out()];
+    let lab = Lab::with(&script);
+    let ended = lab.run(&["[[say x]]"]);
+    assert_eq!(ended.code, Some(5), "{}", ended.err);
+    assert!(ended.err.contains("[auth]") && ended.err.contains("claude auth login --claudeai"));
+    assert!(lab.upstream.messages().is_empty());
+}
+
+#[test]
+fn the_usage_limit_has_its_exit_code() {
+    let lab = Lab::new();
+    let limit = r#"[[status 429 {"anthropic-ratelimit-unified-status":"rejected","anthropic-ratelimit-unified-representative-claim":"five_hour","anthropic-ratelimit-unified-reset":"4102444800"}]]"#;
+    let ended = lab.run(&[limit]);
+    assert_eq!(ended.code, Some(6), "{}", ended.err);
+    assert!(ended.err.contains("[usage_limit]"), "{}", ended.err);
+    assert_eq!(
+        lab.upstream.messages().len(),
+        1,
+        "a usage limit is not tried again"
+    );
 }
 
 /// Waits until the program ends, and kills it when it does not.
