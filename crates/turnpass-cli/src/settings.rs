@@ -77,6 +77,7 @@ pub(crate) enum Process {
     #[default]
     Warm,
     /// Each generation has its own.
+    #[serde(alias = "per_request")]
     PerRequest,
 }
 
@@ -262,6 +263,15 @@ impl Settings {
         Ok(self)
     }
 
+    /// The CLI that a flag or the file names. One that the variable names is left to the library, which reads it too and
+    /// can then say so.
+    pub(crate) fn claude_setting(&self) -> Option<PathBuf> {
+        let index = KEYS.iter().position(|key| key.0 == "claude_path");
+        let source = index.map(|index| self.sources[index]);
+        let setting = self.claude_path.clone();
+        setting.filter(|_| source != Some(Source::Environment))
+    }
+
     /// Each key with its value, as the file would have it, and where it came from.
     pub(crate) fn shown(&self) -> Vec<(&'static str, Option<String>, Source)> {
         let quoted = |text: &str| toml::Value::from(text).to_string();
@@ -431,6 +441,15 @@ mod tests {
         }
         let empty = |_: &str| Some(OsString::new());
         assert!(from_environment(&empty).unwrap().model.is_none());
+    }
+
+    #[test]
+    fn every_key_is_documented_with_its_variable() {
+        let page = include_str!("../../../docs/guide/configuration.md");
+        for (key, variable) in KEYS {
+            let row = format!("| `{key}` | `{variable}` |");
+            assert!(page.contains(&row), "{row}");
+        }
     }
 
     #[test]

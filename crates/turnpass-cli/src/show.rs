@@ -32,6 +32,7 @@ pub(crate) struct Show<Out, Err> {
     in_line: bool,
     thinking: bool,
     broken: bool,
+    said_laboratory: bool,
 }
 
 impl Show<std::io::Stdout, std::io::Stderr> {
@@ -64,6 +65,7 @@ impl<Out: Write, Err: Write> Show<Out, Err> {
             in_line: false,
             thinking: false,
             broken: false,
+            said_laboratory: false,
         }
     }
 
@@ -88,8 +90,11 @@ impl<Out: Write, Err: Write> Show<Out, Err> {
         self.written(written);
     }
 
-    /// A line beside the answer.
+    /// A line beside the answer. That it is a laboratory run is said once.
     pub(crate) fn note(&mut self, line: &str) {
+        if line.contains(LABORATORY) && std::mem::replace(&mut self.said_laboratory, true) {
+            return;
+        }
         if self.form == Form::Text && self.in_line && self.out_is_terminal {
             let written = writeln!(self.out);
             self.written(written);

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::Serialize;
+use turnpass::cli::environment::{InheritedCredentials, Snapshot};
+use turnpass::cli::installed::{Found, Installed};
 use turnpass::relay::LoopbackUrl;
 use turnpass::request::TransportKind;
 use turnpass_lab::cli::Script;
@@ -35,6 +37,8 @@ pub(crate) struct Player {
 pub(crate) struct Stage {
     pub(crate) upstream: Upstream,
     pub(crate) player: Player,
+    /// Why the installed CLI does not play, if it was looked for.
+    pub(crate) passed_over: Option<String>,
     /// The settings of the run.
     pub(crate) settings: Settings,
     proxy: RefusingProxy,
@@ -43,7 +47,7 @@ pub(crate) struct Stage {
 
 impl Stage {
     /// Sets the stage, with the installed CLI if there is one and `scripted` does not forbid it.
-    pub(crate) fn set(settings: &Settings, scripted: bool) -> Result<Self, Fault> {
+    pub(crate) async fn set(settings: &Settings, scripted: bool) -> Result<Self, Fault> {
         let failed = |error: std::io::Error| {
             Fault::system(
                 format!("the laboratory cannot be set up: {error}"),
@@ -70,11 +74,16 @@ impl Stage {
         std::fs::create_dir(&bin).map_err(failed)?;
         let installed = match scripted {
             true => None,
-            false => installed(settings),
+            false => Some(installed(settings).await),
+        };
+        let passed_over = match &installed {
+            Some(Err(error)) => Some(error.to_string()),
+            _ => None,
         };
         let (player, claude) = match installed {
-            Some((path, version)) => {
-                let claude = fenced(&bin, &path, &proxy).map_err(failed)?;
+            Some(Ok(found)) => {
+                let claude = fenced(&bin, &found.executable.path, &proxy).map_err(failed)?;
+                let version = found.version.to_string();
                 (
                     Player {
                         kind: "real",
@@ -83,7 +92,7 @@ impl Stage {
                     claude,
                 )
             }
-            None => (
+            _ => (
                 Player {
                     kind: "scripted",
                     version: SCRIPTED_VERSION.to_owned(),
@@ -98,6 +107,7 @@ impl Stage {
         Ok(Self {
             upstream,
             player,
+            passed_over,
             settings,
             proxy,
             folder,
@@ -130,10 +140,13 @@ pub(crate) fn laboratory(
     settings
 }
 
-/// The installed CLI with its version, if it is one that can be used.
-fn installed(settings: &Settings) -> Option<(PathBuf, String)> {
-    let _ = settings;
-    turnpass_lab::rig::RealCli::installed().map(|cli| (cli.path, cli.version))
+/// The installed CLI, if it is one that can be used. Its sign-in does not matter here.
+async fn installed(settings: &Settings) -> turnpass::Result<Found> {
+    let ours = Snapshot::of_this_process();
+    let inherited = InheritedCredentials::Strip;
+    Installed::new(settings.claude_path.clone(), ours, inherited)
+        .checked()
+        .await
 }
 
 /// A `claude` that runs the installed one with a proxy that refuses all: whatever is not on loopback stays away.

@@ -61,7 +61,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
     let mut player = None;
     for process in [Process::Warm, Process::PerRequest] {
         let settings = stage::laboratory(settings.clone(), None, Some(process));
-        let stage = Stage::set(&settings, args.scripted)?;
+        let stage = Stage::set(&settings, args.scripted).await?;
         let provider = context::build_provider(&stage.settings)?;
         let measured = tokio::select! {
             biased;

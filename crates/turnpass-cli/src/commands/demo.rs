@@ -70,11 +70,15 @@ pub(crate) async fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
     // What else the person's settings say (rules, a home, an upstream) is not for the laboratory.
     let settings = context.settings(Values::default())?;
     let settings = stage::laboratory(settings, args.transport, args.process);
-    let stage = Stage::set(&settings, args.scripted)?;
+    let stage = Stage::set(&settings, args.scripted).await?;
     let mut show = Show::on_streams(Form::Text, context, context.cancel().clone());
     if !args.json {
+        show.note(LABORATORY);
+        if let Some(why) = &stage.passed_over {
+            show.note(why);
+        }
         show.note(&format!(
-            "{LABORATORY}\nthe {} CLI {} plays, over the {} transport ({})\n\n> {TASK}\n",
+            "the {} CLI {} plays, over the {} transport ({})\n\n> {TASK}\n",
             stage.player.kind,
             stage.player.version,
             stage.settings.transport,
