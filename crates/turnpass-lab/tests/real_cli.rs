@@ -476,7 +476,8 @@ fn compare(real: &RealCli, scene: &Scene) {
     }
 }
 
-/// What a host can see, without ids, times and the CLI's own words.
+/// What a host can see, without ids, times and the CLI's own words. Where a tool call stands among the
+/// records is a race in the real CLI, so requests to the host are left out of the order.
 fn view(mut cli: Cli, scene: &Scene, upstream: &Upstream) -> Value {
     (scene.play)(&mut cli);
     let code = cli.finish().code();
@@ -583,7 +584,13 @@ fn body_view(body: &Value) -> Value {
         .iter()
         .map(|message| {
             let content = match &message["content"] {
-                Value::String(text) if message["role"] == "user" => format!("{text:?}"),
+                // Sentences that the CLI says by itself are its own.
+                Value::String(text) if text.starts_with("<system-reminder>") => {
+                    "reminder".to_owned()
+                }
+                Value::String(text) if message["role"] == "user" && text.len() < 50 => {
+                    format!("{text:?}")
+                }
                 Value::String(_) => "text".to_owned(),
                 blocks => blocks
                     .as_array()

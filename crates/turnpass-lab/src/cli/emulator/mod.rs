@@ -296,7 +296,21 @@ impl Process {
             "set_model" => {
                 let model = request["model"].as_str().unwrap_or("default").to_owned();
                 if turn::probe(&self.shared, &model).await {
-                    controls::answer(&mut self.shared.state.borrow_mut(), request)
+                    let before = self.shared.state.borrow().pending_text.len();
+                    let answer = controls::answer(&mut self.shared.state.borrow_mut(), request);
+                    let state = self.shared.state.borrow();
+                    if let Some(said) = state
+                        .pending_text
+                        .last()
+                        .filter(|_| state.pending_text.len() > before)
+                    {
+                        self.shared.say(&records::user(
+                            &state,
+                            json!(said),
+                            json!({"isReplay": true}),
+                        ));
+                    }
+                    answer
                 } else {
                     Answer::Error(format!("model not found: {model}"), Some("not_found"))
                 }
@@ -481,8 +495,13 @@ async fn start_turn(shared: Rc<Shared>, next: Queued) {
         slash_command(&text)
     };
     if let Some(command) = command {
+        let said = format!("/{command} isn't available in this environment.");
+        if streaming {
+            shared.say(&records::local_answer(&shared.state.borrow(), &said));
+        }
         shared.with_outcome(|outcome| {
-            outcome.result = Some(format!("/{command} isn't available in this environment."));
+            outcome.local = true;
+            outcome.result = Some(said);
         });
         return;
     }
@@ -493,6 +512,11 @@ async fn start_turn(shared: Rc<Shared>, next: Queued) {
     if next.ask {
         turn::run(Rc::clone(&shared), next.uuid).await;
         shared.state.borrow_mut().pending_system = None;
+    } else {
+        shared.with_outcome(|outcome| {
+            outcome.local = true;
+            outcome.result = Some(String::new());
+        });
     }
 }
 

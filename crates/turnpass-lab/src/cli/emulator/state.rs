@@ -189,7 +189,20 @@ impl State {
         found
     }
 
-    /// The uuid of the last user line of the host.
+    /// Whether the version is newer than 2.1.310. Seen on 2.1.332 and not on 2.1.294 and 2.1.310:
+    /// `begun_message_ids`, `abandoned_blocks` after a cut inside a block or an interrupt, and the
+    /// reminder tags around what the CLI says by itself. Where between them it changed is not known.
+    pub(crate) fn newer(&self) -> bool {
+        let mut numbers = self
+            .version
+            .split('.')
+            .map(|part| part.parse().unwrap_or(0_u64));
+        let version =
+            [numbers.next(), numbers.next(), numbers.next()].map(Option::unwrap_or_default);
+        version > [2, 1, 310]
+    }
+
+    /// Adds a message to the conversation under a uuid.
     pub(crate) fn push(&mut self, uuid: String, message: Value, frame: bool) {
         self.history.push(Entry {
             uuid,

@@ -87,10 +87,13 @@ impl Shared {
 /// Runs a turn whose user message already stands in the history. Dropping it closes the request.
 pub(crate) async fn run(shared: Rc<Shared>, user_uuid: Option<String>) {
     shared.state.borrow_mut().asked = true;
+    let limit = shared.state.borrow().flags.max_turns();
+    let mut requests = 0;
     let mut follow_ups = 0;
     let mut nudged = false;
+    shared.with_outcome(|outcome| outcome.num_turns = 1);
     loop {
-        shared.with_outcome(|outcome| outcome.num_turns += 1);
+        requests += 1;
         say_streaming(&shared, |state| {
             records::status(state, user_uuid.as_deref())
         });
@@ -112,28 +115,41 @@ pub(crate) async fn run(shared: Rc<Shared>, user_uuid: Option<String>) {
                 }
                 nudged |= why == EMPTY;
                 follow_ups += u64::from(why != EMPTY);
-                let content = json!([{"type": "text", "text": why}]);
-                let record = records::user(
-                    &shared.state.borrow(),
-                    content,
-                    json!({"isSynthetic": true}),
-                );
-                remember(&shared, &record);
-                say_streaming(&shared, |_| record.clone());
+                shared.with_outcome(|outcome| outcome.num_turns += 1);
+                go_on(&shared, why);
             }
             Reply::Whole => {
                 if results.is_empty() {
                     return;
                 }
-                let limit = shared.state.borrow().flags.max_turns();
-                let done = shared.with_outcome(|outcome| outcome.num_turns);
-                if limit.is_some_and(|limit| done >= limit) {
-                    max_turns(&shared, limit.unwrap_or(done));
+                if let Some(limit) = limit.filter(|limit| requests >= *limit) {
+                    max_turns(&shared, limit);
                     return;
                 }
+                let more = u64::try_from(results.len()).unwrap_or(u64::MAX);
+                shared.with_outcome(|outcome| outcome.num_turns += more);
             }
         }
     }
+}
+
+/// Says what the CLI says by itself to make the model go on.
+fn go_on(shared: &Shared, why: &str) {
+    let state = shared.state.borrow();
+    let content = json!([{"type": "text", "text": why}]);
+    let record = records::user(&state, content, json!({"isSynthetic": true}));
+    let text = if state.newer() {
+        format!("<system-reminder>\n{why}\n</system-reminder>")
+    } else {
+        why.to_owned()
+    };
+    drop(state);
+    let uuid = record["uuid"].as_str().unwrap_or_default().to_owned();
+    shared
+        .state
+        .borrow_mut()
+        .push(uuid, json!({"role": "user", "content": text}), false);
+    say_streaming(shared, |_| record);
 }
 
 const EMPTY: &str = "[The last answer had nothing to show. Please go on and answer.]";
@@ -148,20 +164,12 @@ fn say_streaming(shared: &Shared, record: impl FnOnce(&State) -> Value) {
     }
 }
 
-/// Puts a record's message into the history under the record's uuid.
-fn remember(shared: &Shared, record: &Value) {
-    let uuid = record["uuid"].as_str().unwrap_or_default().to_owned();
-    let message =
-        json!({"role": record["message"]["role"], "content": record["message"]["content"]});
-    shared.state.borrow_mut().push(uuid, message, false);
-}
-
 fn max_turns(shared: &Shared, limit: u64) {
     shared.with_outcome(|outcome| {
         outcome.subtype = "error_max_turns";
         outcome.is_error = true;
         outcome.terminal_reason = "max_turns";
-        outcome.num_turns += 1;
+        outcome.num_turns = limit + 1;
         outcome.result = None;
         outcome.errors = vec![format!("Reached maximum number of turns ({limit})")];
     });
@@ -193,7 +201,7 @@ fn fail(shared: &Shared, failure: Failure) {
     let closing = {
         let mut progress = shared.progress.borrow_mut();
         match progress.forward.as_mut() {
-            Some(forward) if forward.ended() != Ended::Whole => {
+            Some(forward) if forward.ended() != Ended::Whole && !forward.is_stopped() => {
                 forward.abandon(false, vec![record])
             }
             _ => vec![Out::Record(record)],
@@ -329,7 +337,12 @@ async fn read_reply(
         let state = shared.state.borrow();
         let partial = state.flags.has("--include-partial-messages");
         let request_id = answer.header("request-id").map(str::to_owned);
-        Forward::new(&state.session_id, partial, request_id)
+        let forward = Forward::new(&state.session_id, partial, request_id);
+        if state.newer() {
+            forward
+        } else {
+            forward.without_marks()
+        }
     };
     {
         let mut progress = shared.progress.borrow_mut();
@@ -350,6 +363,10 @@ async fn read_reply(
                     {
                         let event: Value = serde_json::from_str(&event.data).unwrap_or_default();
                         step(shared, &mut calls, |forward| forward.event(&event));
+                        if !calls.is_empty() {
+                            // A call is issued while the message still streams.
+                            tokio::task::yield_now().await;
+                        }
                     }
                 }
                 Ok(None) => break,
@@ -378,6 +395,7 @@ fn step(shared: &Rc<Shared>, calls: &mut Calls, feed: impl FnOnce(&mut Forward) 
         let mut progress = shared.progress.borrow_mut();
         progress.forward.as_mut().map(feed).unwrap_or_default()
     };
+    note_begun(shared);
     let mut late = Vec::new();
     for out in outs {
         match out {
@@ -396,6 +414,21 @@ fn step(shared: &Rc<Shared>, calls: &mut Calls, feed: impl FnOnce(&mut Forward) 
     }
     for record in late {
         say_streaming(shared, |_| record);
+    }
+}
+
+/// A message counts as begun from its first event on, each id once.
+fn note_begun(shared: &Shared) {
+    let mut progress = shared.progress.borrow_mut();
+    let id = progress
+        .forward
+        .as_ref()
+        .and_then(Forward::message_id)
+        .map(str::to_owned);
+    if let (Some(id), Some(outcome)) = (id, progress.outcome.as_mut())
+        && !outcome.begun.contains(&id)
+    {
+        outcome.begun.push(id);
     }
 }
 
@@ -433,7 +466,9 @@ async fn settle(
         Forward::made_up_stop_if_whole,
     );
     let (stop_reason, text, empty) = keep_answer(shared);
-    say_limit(shared, limit);
+    if ended == Ended::Whole {
+        say_limit(shared, limit);
+    }
     let results = calls.results(shared).await;
     let outs = match ended {
         Ended::Whole => Vec::new(),
@@ -502,7 +537,6 @@ fn keep_answer(shared: &Shared) -> (Value, String, bool) {
     };
     let blocks = forward.blocks.clone();
     let uuid = forward.last_uuid.clone();
-    let id = forward.message_id().unwrap_or_default().to_owned();
     let (usage, stop_reason, text) = (
         forward.usage.clone(),
         forward.stop_reason.clone(),
@@ -514,7 +548,6 @@ fn keep_answer(shared: &Shared) -> (Value, String, bool) {
     let empty = !blocks.iter().any(seen);
     progress.stored = true;
     if let Some(outcome) = progress.outcome.as_mut() {
-        outcome.begun.push(id);
         outcome.usage.add(&usage);
     }
     drop(progress);
