@@ -477,19 +477,16 @@ fn compare(real: &RealCli, scene: &Scene) {
 }
 
 /// What a host can see, without ids, times and the CLI's own words. Where a tool call stands among the
-/// records is a race in the real CLI, so requests to the host are left out of the order.
+/// records is a race, so requests to the host and their like are left out of the order.
 fn view(mut cli: Cli, scene: &Scene, upstream: &Upstream) -> Value {
     (scene.play)(&mut cli);
     let code = cli.finish().code();
     let mut records: Vec<String> = cli.seen.iter().map(record_view).collect();
-    records.retain(|name| {
-        ![
-            "thinking_tokens",
-            "command_lifecycle",
-            "background_tasks_changed",
-        ]
-        .contains(&name.as_str())
-    });
+    let limits = records
+        .iter()
+        .filter(|name| *name == "rate_limit_event")
+        .count();
+    records.retain(|name| !UNORDERED.contains(&name.as_str()));
     records.dedup();
     let results: Vec<Value> = cli
         .seen
@@ -509,8 +506,17 @@ fn view(mut cli: Cli, scene: &Scene, upstream: &Upstream) -> Value {
             ])
         })
         .collect();
-    json!({"exit": code, "records": records, "results": results, "controls": controls, "bodies": bodies})
+    json!({"exit": code, "limits": limits, "records": records, "results": results, "controls": controls, "bodies": bodies})
 }
+
+/// Records whose place among the others is a race, or that come as often as the CLI likes.
+const UNORDERED: [&str; 5] = [
+    "thinking_tokens",
+    "command_lifecycle",
+    "background_tasks_changed",
+    "control_request",
+    "rate_limit_event",
+];
 
 fn record_view(record: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
