@@ -9,6 +9,7 @@ mod flags;
 mod forward;
 pub(crate) mod models;
 mod records;
+mod sessions;
 pub(crate) mod state;
 mod turn;
 
@@ -96,6 +97,11 @@ pub(crate) async fn run(
     };
     let link = HostLink::new(output.clone());
     let mut state = State::new(&context.version, options, flags, link.clone());
+    let here = std::env::current_dir().unwrap_or_default();
+    match sessions::open(&sessions::projects_dir(), &here, &state.flags) {
+        Ok(opened) => state.resume(opened),
+        Err(refused) => return refuse(&state, refused, &output).await,
+    }
     state.open_servers();
     let shared = Rc::new(Shared {
         state: RefCell::new(state),
@@ -121,6 +127,23 @@ pub(crate) async fn run(
     }
     shared.output.written().await;
     code
+}
+
+/// A session that cannot be opened: a sentence on stderr, perhaps a result, and exit code 1.
+async fn refuse(state: &State, refused: sessions::Refused, output: &Output) -> u8 {
+    match refused {
+        sessions::Refused::InUse(text) => super::complain(&text),
+        sessions::Refused::NotFound(text) => {
+            super::complain(&text);
+            let mut outcome = Outcome::new(None);
+            outcome.subtype = "error_during_execution";
+            outcome.is_error = true;
+            outcome.errors = vec![text];
+            output.record(&records::result(state, &mut Totals::default(), &outcome));
+            output.written().await;
+        }
+    }
+    1
 }
 
 struct Process {

@@ -1,6 +1,7 @@
 //! What an emulated process knows: flags, model, prompt, servers, history.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
@@ -8,6 +9,7 @@ use serde_json::{Map, Value, json};
 use super::EmulatorOptions;
 use super::flags::Flags;
 use super::models;
+use super::sessions::{self, Opened};
 use crate::cli::mcp::{HostLink, Server};
 
 /// One message of the conversation.
@@ -42,6 +44,8 @@ pub(crate) struct State {
     pub(crate) pending_system: Option<String>,
     pub(crate) link: HostLink,
     pub(crate) device_id: String,
+    /// Where the conversation is kept.
+    pub(crate) file: Option<PathBuf>,
 }
 
 impl State {
@@ -83,6 +87,7 @@ impl State {
             options,
             flags,
             link,
+            file: None,
         };
         state.apply_settings(&settings);
         state
@@ -202,6 +207,23 @@ impl State {
         version > [2, 1, 310]
     }
 
+    /// Takes up a stored conversation; its recorded prompt wins over the given one.
+    pub(crate) fn resume(&mut self, opened: Opened) {
+        self.session_id = opened.session_id;
+        self.file = opened.file;
+        self.history = opened.saved.history;
+        if opened.saved.system_prompt.is_some() {
+            self.system_prompt = opened.saved.system_prompt;
+        }
+    }
+
+    /// Writes the conversation down; a full disk must not change what the run does.
+    pub(crate) fn save(&self) {
+        if let Some(file) = &self.file {
+            let _ = sessions::save(file, self.system_prompt.as_deref(), &self.history);
+        }
+    }
+
     /// Adds a message to the conversation under a uuid.
     pub(crate) fn push(&mut self, uuid: String, message: Value, frame: bool) {
         self.history.push(Entry {
@@ -209,6 +231,7 @@ impl State {
             message,
             frame,
         });
+        self.save();
     }
 }
 
