@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     let shape = match ProductionShape::enter(&dir) {
         Ok(shape) => shape,
         Err(reason) => {
-            eeprintln!("NOT TESTED: {reason}");
+            eprintln!("NOT TESTED: {reason}");
             return ExitCode::from(u8::from(
                 std::env::var(REQUIRE_REAL_CLI).as_deref() == Ok("1"),
             ));

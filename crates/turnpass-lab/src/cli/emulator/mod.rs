@@ -4,6 +4,7 @@
 //! the recordings; sentences are our own.
 
 mod body;
+mod calls;
 mod failure;
 mod flags;
 mod forward;
@@ -33,7 +34,8 @@ pub(crate) use records::{Failure, Outcome, Totals, init, result, synthetic};
 use super::controls::{self, Answer};
 use super::mcp::HostLink;
 use super::pipes::{Lines, Output};
-use super::player::{Context, SignalCode, Signals};
+use super::player::Context;
+use super::signals::{SignalCode, Signals};
 use state::{State, fresh_uuid};
 use turn::{Progress, Shared};
 

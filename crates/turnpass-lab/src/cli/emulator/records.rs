@@ -263,7 +263,7 @@ impl Usage {
     }
 }
 
-/// The `result` record. As in the real CLI `type` is not its first key.
+/// The `result` record. As in the real CLI `type` is not its first key. Long because the record is.
 pub(crate) fn result(state: &State, totals: &mut Totals, outcome: &Outcome) -> Value {
     let usage = outcome.usage;
     let since = usage.per_model(&state.model);
