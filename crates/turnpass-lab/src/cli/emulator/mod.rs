@@ -17,6 +17,7 @@ mod turn;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
+use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -100,8 +101,16 @@ pub(crate) async fn run(
     let link = HostLink::new(output.clone());
     let mut state = State::new(&context.version, options, flags, link.clone());
     let here = std::env::current_dir().unwrap_or_default();
-    match sessions::open(&sessions::projects_dir(), &here, &state.flags) {
-        Ok(opened) => state.resume(opened),
+    let projects = sessions::projects_dir();
+    match sessions::open(
+        projects.as_deref().unwrap_or(Path::new("")),
+        &here,
+        &state.flags,
+    ) {
+        Ok(mut opened) => {
+            opened.file = opened.file.filter(|_| projects.is_some());
+            state.resume(opened);
+        }
         Err(refused) => return refuse(&state, refused, &output).await,
     }
     state.open_servers();

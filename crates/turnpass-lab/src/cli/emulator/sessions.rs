@@ -34,11 +34,15 @@ pub(crate) enum Refused {
     InUse(String),
 }
 
-/// The folder of all conversations.
-pub(crate) fn projects_dir() -> PathBuf {
-    let configured = std::env::var_os("CLAUDE_CONFIG_DIR").map(PathBuf::from);
-    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".claude");
-    configured.unwrap_or_else(home).join("projects")
+/// The folder of all conversations; `None` without a home, when nothing is kept.
+pub(crate) fn projects_dir() -> Option<PathBuf> {
+    let named = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let config = named("CLAUDE_CONFIG_DIR").or_else(|| Some(named("HOME")?.join(".claude")));
+    config.map(|dir| dir.join("projects"))
 }
 
 /// Opens what the flags name.
