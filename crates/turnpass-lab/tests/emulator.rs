@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use support::{
     Cli, Reply, STREAM, Upstream, end, message_start, reply, text, text_block, tool_block,
 };
-use turnpass_lab::cli::Script;
+use turnpass_lab::cli::{Script, install};
 
 const ONE_REQUEST: [(&str, &str); 3] = [
     ("CLAUDE_CODE_MAX_RETRIES", "0"),
@@ -405,6 +405,28 @@ fn plain_text_input_and_output_work_for_the_demo() {
     );
     assert_eq!(cli.finish().code(), Some(1));
     assert!(cli.stderr().starts_with("error: unknown option '--nope'"));
+}
+
+#[test]
+fn without_a_home_nothing_is_written() {
+    let bench = Bench::new([]);
+    let script = install(
+        bench.dir.path(),
+        &support::program(),
+        &Script::emulator("2.1.332"),
+    )
+    .unwrap();
+    let place = bench.dir.path().join("empty");
+    std::fs::create_dir(&place).unwrap();
+    let mut command = std::process::Command::new(script);
+    command
+        .args(["-p", "hello"])
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("ANTHROPIC_BASE_URL", &bench.upstream.url)
+        .current_dir(&place);
+    assert_eq!(Cli::spawn(command).finish().code(), Some(0));
+    assert_eq!(std::fs::read_dir(place).unwrap().count(), 0);
 }
 
 #[test]

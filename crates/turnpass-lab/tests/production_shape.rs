@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     let conformance = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conformance");
     for cli in RealCli::for_tests(&conformance, "tests/production_shape.rs of turnpass-lab") {
         talks_to_its_own_hosts(&cli, &shape, &upstream, &dir);
-        println!("test {}::talks_to_its_own_hosts ... ok", cli.version);
+        eprintln!("test {}::talks_to_its_own_hosts ... ok", cli.version);
     }
     std::fs::remove_dir_all(dir).unwrap();
     ExitCode::SUCCESS

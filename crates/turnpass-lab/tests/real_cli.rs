@@ -46,6 +46,10 @@ fn main() -> ExitCode {
         );
         add("planting_would_show", planting_would_show);
         add("nothing_outlives_its_group", nothing_outlives_its_group);
+        add(
+            "sessions_resume_and_fork_as_emulated",
+            sessions_resume_and_fork_as_emulated,
+        );
         for scene in scenes() {
             let cli = cli.clone();
             trials.push(Trial::test(
@@ -311,7 +315,16 @@ fn scenes() -> Vec<Scene> {
             |cli| {
                 in_band(cli);
                 cli.user("go");
-                let requests = [cli.until("control_request"), cli.until("control_request")];
+                // Answers go out after the whole message has been seen, or their place would be a race.
+                let mut requests = Vec::new();
+                let mut whole = false;
+                while requests.len() < 2 || !whole {
+                    let record = cli.next().unwrap();
+                    whole |= record["event"]["type"] == "message_stop";
+                    if record["type"] == "control_request" {
+                        requests.push(record);
+                    }
+                }
                 answer_call(cli, &requests[0], "first");
                 cli.until("user");
                 answer_call(cli, &requests[1], "second");
@@ -476,19 +489,110 @@ fn compare(real: &RealCli, scene: &Scene) {
     }
 }
 
-/// What a host can see, without ids, times and the CLI's own words.
+/// Two turns in one process; then a second process goes on in four ways, and must see the same history.
+fn sessions_resume_and_fork_as_emulated(real: &RealCli) {
+    let seen = |emulated: bool| {
+        let bench = Bench::new([]);
+        let cli = if emulated {
+            let path = install(
+                bench.dir.path(),
+                &program(),
+                &Script::emulator(&real.version),
+            )
+            .unwrap();
+            RealCli {
+                version: real.version.clone(),
+                path,
+            }
+        } else {
+            real.clone()
+        };
+        let keeping = |more: &[&str]| -> Vec<String> {
+            let all = isolated(&[])
+                .into_iter()
+                .filter(|flag| *flag != "--no-session-persistence");
+            all.chain(more.iter().copied()).map(str::to_owned).collect()
+        };
+        let start = |more: &[&str]| {
+            let args = keeping(more);
+            Cli::spawn(bench.command(&cli, &args.iter().map(String::as_str).collect::<Vec<_>>()))
+        };
+        let mut first = start(&[]);
+        first.user("one");
+        let session = first.until("result")["session_id"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        let answers = |cli: &Cli| {
+            cli.seen
+                .iter()
+                .rev()
+                .find(|record| record["type"] == "assistant")
+                .unwrap()["uuid"]
+                .as_str()
+                .unwrap()
+                .to_owned()
+        };
+        let answer = answers(&first);
+        first.user("two");
+        first.until("result");
+        first.finish();
+        let ways: [&[&str]; 4] = [
+            &["--resume", &session, "--fork-session"],
+            &[
+                "--resume",
+                &session,
+                "--fork-session",
+                "--resume-session-at",
+                &answer,
+            ],
+            &["--resume", "00000000-0000-4000-8000-000000000000"],
+            &["--resume", &session],
+        ];
+        let mut all = Vec::new();
+        for way in ways {
+            let before = bench.upstream.posts().len();
+            let mut second = start(way);
+            second.user("three");
+            let result = second.until("result");
+            let same = result["session_id"] == session.as_str();
+            let code = second.finish().code();
+            let users: Vec<String> = bench.upstream.posts()[before..]
+                .iter()
+                .flat_map(|body| body["messages"].as_array().unwrap().clone())
+                .filter(|message| message["role"] != "system")
+                .map(|message| {
+                    format!(
+                        "{} {}",
+                        message["role"],
+                        message["content"].to_string().contains("two")
+                    )
+                })
+                .collect();
+            all.push(json!([
+                result["subtype"],
+                result["errors"],
+                same && way.len() != 2,
+                code,
+                users
+            ]));
+        }
+        json!(all)
+    };
+    assert_eq!(format!("{:#}", seen(false)), format!("{:#}", seen(true)));
+}
+
+/// What a host can see, without ids, times and the CLI's own words. Where a tool call stands among the
+/// records is a race, so requests to the host and their like are left out of the order.
 fn view(mut cli: Cli, scene: &Scene, upstream: &Upstream) -> Value {
     (scene.play)(&mut cli);
     let code = cli.finish().code();
     let mut records: Vec<String> = cli.seen.iter().map(record_view).collect();
-    records.retain(|name| {
-        ![
-            "thinking_tokens",
-            "command_lifecycle",
-            "background_tasks_changed",
-        ]
-        .contains(&name.as_str())
-    });
+    let limits = records
+        .iter()
+        .filter(|name| *name == "rate_limit_event")
+        .count();
+    records.retain(|name| !UNORDERED.contains(&name.as_str()));
     records.dedup();
     let results: Vec<Value> = cli
         .seen
@@ -508,8 +612,17 @@ fn view(mut cli: Cli, scene: &Scene, upstream: &Upstream) -> Value {
             ])
         })
         .collect();
-    json!({"exit": code, "records": records, "results": results, "controls": controls, "bodies": bodies})
+    json!({"exit": code, "limits": limits, "records": records, "results": results, "controls": controls, "bodies": bodies})
 }
+
+/// Records whose place among the others is a race, or that come as often as the CLI likes.
+const UNORDERED: [&str; 5] = [
+    "thinking_tokens",
+    "command_lifecycle",
+    "background_tasks_changed",
+    "control_request",
+    "rate_limit_event",
+];
 
 fn record_view(record: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -583,7 +696,13 @@ fn body_view(body: &Value) -> Value {
         .iter()
         .map(|message| {
             let content = match &message["content"] {
-                Value::String(text) if message["role"] == "user" => format!("{text:?}"),
+                // Sentences that the CLI says by itself are its own.
+                Value::String(text) if text.starts_with("<system-reminder>") => {
+                    "reminder".to_owned()
+                }
+                Value::String(text) if message["role"] == "user" && text.len() < 50 => {
+                    format!("{text:?}")
+                }
                 Value::String(_) => "text".to_owned(),
                 blocks => blocks
                     .as_array()

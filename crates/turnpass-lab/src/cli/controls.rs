@@ -252,6 +252,7 @@ fn rewind(state: &mut State, request: &Value) -> Answer {
         .find(|entry| entry.message["role"] == "assistant");
     let before = before.map(|entry| entry.uuid.clone());
     state.history.truncate(at);
+    state.save();
     Answer::Success(Some(json!({
         "rewound": true, "targetMessageUuid": target, "prefillText": text,
         "precedingAssistantUuid": before,

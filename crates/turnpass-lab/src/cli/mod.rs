@@ -6,10 +6,10 @@
 //!
 //! # Layout
 //!
-//! - [`script`]: the script as data, its JSON form, its errors with the number of the step.
+//! - [`script`], [`step`]: the script as data, its JSON form, its errors with the number of the step.
 //! - [`template`]: subset matching of JSON and `{{placeholders}}`.
 //! - [`recording`]: what a run writes down about itself, and how a test reads it back.
-//! - `player`: plays the steps of a run.
+//! - `player`, `posting`, `signals`: play the steps of a run.
 //! - `emulator`: the built-in run that behaves like the real CLI.
 //! - `background`: control requests answered beside the steps.
 //! - `pipes`, `sse`, `http`, `mcp`, `controls`, `fixture`, `big`: the parts that both use.
@@ -29,9 +29,12 @@ mod http;
 mod mcp;
 mod pipes;
 mod player;
+mod posting;
 pub mod recording;
 pub mod script;
+mod signals;
 mod sse;
+pub mod step;
 pub mod template;
 
 use std::ffi::OsString;

@@ -5,25 +5,24 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
 use serde_json::{Map, Value, json};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::background::Inbox;
 use super::emulator::state::State;
-use super::emulator::{self, EmulatorOptions, Ended, Flags, Forward, Out, Outcome, Totals};
+use super::emulator::{self, EmulatorOptions, Flags, Totals};
 use super::fixture::{self, Row};
-use super::http::{Ask, Base, Client};
+use super::http::Client;
 use super::mcp::HostLink;
 use super::pipes::{self, Output};
 use super::recording::Recorder;
 use super::script::{
-    Auth, Grandchild, McpConnect, PlayFixture, Post, Raw, Reply, Run, ScriptError, Stderr, Step,
+    Auth, Grandchild, McpConnect, PlayFixture, Raw, Run, ScriptError, Stderr, Step,
 };
-use super::sse::SseParser;
+use super::signals::{self, Signals};
 use super::template::{self, Scope};
 
 /// What a run is started with.
@@ -92,105 +91,23 @@ async fn auth_status(auth: Auth, signals: &mut Signals) -> u8 {
     }
 }
 
-/// What a caught signal means.
-pub(crate) enum SignalCode {
-    /// SIGINT: the real CLI ends its turn and exits with 0.
-    Interrupt,
-    /// End with this code: 143 for SIGTERM, 129 for SIGHUP.
-    End(u8),
-    /// The script said that it is ignored.
-    Ignored,
-}
-
-/// The signals that are caught and noted.
-pub(crate) struct Signals {
-    recorder: Arc<Recorder>,
-    caught: Vec<(&'static str, Signal)>,
-    ignored: Arc<Mutex<Vec<String>>>,
-}
-
-impl Signals {
-    fn install(recorder: Arc<Recorder>) -> Signals {
-        let kinds = [
-            ("SIGTERM", SignalKind::terminate()),
-            ("SIGINT", SignalKind::interrupt()),
-            ("SIGHUP", SignalKind::hangup()),
-            ("SIGUSR1", SignalKind::user_defined1()),
-        ];
-        // A signal that cannot be caught keeps its default action, which also ends the run.
-        let caught = kinds
-            .into_iter()
-            .filter_map(|(name, kind)| Some((name, signal(kind).ok()?)))
-            .collect();
-        Signals {
-            recorder,
-            caught,
-            ignored: IGNORED.with(Arc::clone),
-        }
-    }
-
-    /// The next signal. Cancel safe.
-    pub(crate) async fn next(&mut self) -> SignalCode {
-        let name = std::future::poll_fn(|context| {
-            for (name, signal) in &mut self.caught {
-                if let std::task::Poll::Ready(Some(())) = signal.poll_recv(context) {
-                    return std::task::Poll::Ready(*name);
-                }
-            }
-            std::task::Poll::Pending
-        })
-        .await;
-        let ignored = self
-            .ignored
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-            .any(|one| one == name);
-        self.recorder
-            .note("signal", json!({"name": name, "ignored": ignored}));
-        match name {
-            _ if ignored => SignalCode::Ignored,
-            "SIGINT" => SignalCode::Interrupt,
-            "SIGHUP" => SignalCode::End(129),
-            "SIGTERM" => SignalCode::End(143),
-            _ => SignalCode::Ignored,
-        }
-    }
-
-    /// Returns when a signal ends the run, with the code.
-    async fn end(&mut self) -> u8 {
-        loop {
-            match self.next().await {
-                SignalCode::Interrupt => return 0,
-                SignalCode::End(code) => return code,
-                SignalCode::Ignored => {}
-            }
-        }
-    }
-}
-
-thread_local! {
-    /// Shared between the player, which adds names, and [`Signals`]; the run has one thread.
-    static IGNORED: Arc<Mutex<Vec<String>>> = Arc::default();
-}
-
 /// Why the steps stop before their end.
-enum End {
+pub(super) enum End {
     Exit(u8),
     Mismatch,
     /// The expectation of this step found the end of input; a `loop` takes it as its end.
     Input(usize),
 }
 
-struct Player {
-    context: Context,
+pub(super) struct Player {
+    pub(super) context: Context,
     output: Output,
     inbox: Option<Inbox>,
-    state: Rc<std::cell::RefCell<State>>,
-    scope: Scope,
-    client: Client,
-    totals: Totals,
-    held: Vec<super::http::Answer>,
+    pub(super) state: Rc<std::cell::RefCell<State>>,
+    pub(super) scope: Scope,
+    pub(super) client: Client,
+    pub(super) totals: Totals,
+    pub(super) held: Vec<super::http::Answer>,
     stdout_closed: bool,
 }
 
@@ -277,12 +194,7 @@ impl Player {
             Step::Exit(code) => Err(End::Exit(*code)),
             Step::KillSelf(name) => self.kill_self(name).await,
             Step::IgnoreSignals(names) => {
-                IGNORED.with(|ignored| {
-                    ignored
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .extend(names.iter().cloned());
-                });
+                signals::ignore(names);
                 Ok(())
             }
             Step::NeverReadStdin => Ok(()),
@@ -306,7 +218,7 @@ impl Player {
         Ok(())
     }
 
-    async fn record(&mut self, record: &Value) -> Result<(), End> {
+    pub(super) async fn record(&mut self, record: &Value) -> Result<(), End> {
         self.write(format!("{record}\n").into_bytes()).await
     }
 
@@ -322,7 +234,7 @@ impl Player {
         }
     }
 
-    fn mismatch(&self, number: usize, message: &str) -> End {
+    pub(super) fn mismatch(&self, number: usize, message: &str) -> End {
         let text = format!("step {number}: {message}");
         self.context
             .recorder
@@ -545,140 +457,6 @@ impl Player {
         for job in running {
             let _ = job.await;
         }
-        Ok(())
-    }
-
-    async fn post(&mut self, post: &Post, number: usize) -> Result<(), End> {
-        let (base, ask) = {
-            let state = self.state.borrow();
-            let url = state.env("ANTHROPIC_BASE_URL").unwrap_or_default();
-            let base = Base::parse(&url).map_err(|error| self.mismatch(number, &error))?;
-            (base, self.ask(post, &state))
-        };
-        let answer = match self.client.send(&base, &ask).await {
-            Ok(answer) => answer,
-            Err(error) => {
-                self.context
-                    .recorder
-                    .note("post", json!({"path": ask.path, "error": error}));
-                if post.expect_status.is_some() {
-                    return Err(self.mismatch(number, &error));
-                }
-                return Ok(());
-            }
-        };
-        self.context
-            .recorder
-            .note("post", json!({"path": ask.path, "status": answer.status}));
-        if let Some(wanted) = post.expect_status
-            && wanted != answer.status
-        {
-            return Err(self.mismatch(
-                number,
-                &format!("expected status {wanted}, but got {}", answer.status),
-            ));
-        }
-        self.take_reply(post.reply, answer).await
-    }
-
-    fn ask(&self, post: &Post, state: &State) -> Ask {
-        let method = post.method.clone().unwrap_or_else(|| "POST".to_owned());
-        let mut headers = emulator::headers(state);
-        for (name, value) in &post.headers {
-            headers.retain(|(other, _)| !other.eq_ignore_ascii_case(name));
-            if let Value::String(text) = template::fill(value, &self.scope) {
-                headers.push((name.clone(), text));
-            }
-        }
-        let body = match &post.body {
-            Some(body) => template::fill(body, &self.scope),
-            None => emulator::body(state),
-        };
-        let empty = method != "POST" && post.body.is_none();
-        Ask {
-            path: post
-                .path
-                .clone()
-                .unwrap_or_else(|| emulator::MESSAGES_PATH.to_owned()),
-            body: if empty {
-                Vec::new()
-            } else {
-                body.to_string().into_bytes()
-            },
-            method,
-            headers,
-        }
-    }
-
-    async fn take_reply(
-        &mut self,
-        reply: Reply,
-        mut answer: super::http::Answer,
-    ) -> Result<(), End> {
-        match reply {
-            Reply::Cut => {
-                self.client.close();
-                drop(answer);
-            }
-            Reply::Hold => self.held.push(answer),
-            Reply::Ignore => {
-                let _ = answer.bytes().await;
-            }
-            Reply::Forward | Reply::ForwardNoResult => return self.forward(reply, answer).await,
-        }
-        Ok(())
-    }
-
-    async fn forward(&mut self, reply: Reply, mut answer: super::http::Answer) -> Result<(), End> {
-        let session = self.state.borrow().session_id.clone();
-        let request_id = answer.header("request-id").map(str::to_owned);
-        let mut forward = Forward::new(&session, true, request_id);
-        let mut events = SseParser::default();
-        let mut outcome = Outcome::new(None);
-        outcome.num_turns = 1;
-        if answer.status >= 300 {
-            let status = answer.status;
-            let bytes = answer.bytes().await.unwrap_or_default();
-            self.fail(&mut outcome, emulator::failure_of_status(status, &bytes))
-                .await?;
-        } else {
-            while let Ok(Some(piece)) = answer.chunk().await {
-                for event in events.push(&piece) {
-                    let event: Value = serde_json::from_str(&event.data).unwrap_or_default();
-                    for out in forward.event(&event) {
-                        if let Out::Record(record) = out {
-                            self.record(&record).await?;
-                        }
-                    }
-                }
-            }
-            if forward.ended() != Ended::Whole {
-                let failure = emulator::failure_of_connection("StreamTruncated");
-                self.fail(&mut outcome, failure).await?;
-            }
-            outcome.stop_reason = forward.stop_reason.clone();
-            outcome.usage.add(&forward.usage);
-            outcome
-                .begun
-                .extend(forward.message_id().map(str::to_owned));
-            if outcome.failure.is_none() {
-                outcome.result = Some(forward.last_text());
-            }
-        }
-        if reply == Reply::Forward {
-            let record = emulator::result(&self.state.borrow(), &mut self.totals, &outcome);
-            self.record(&record).await?;
-        }
-        Ok(())
-    }
-
-    async fn fail(&mut self, outcome: &mut Outcome, failure: emulator::Failure) -> Result<(), End> {
-        let record = emulator::synthetic(&self.state.borrow(), &failure);
-        self.record(&record).await?;
-        outcome.is_error = true;
-        outcome.terminal_reason = failure.terminal_reason;
-        outcome.result = Some(failure.text.clone());
-        outcome.failure = Some(failure);
         Ok(())
     }
 

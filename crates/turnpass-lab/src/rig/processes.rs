@@ -52,12 +52,14 @@ impl ProcessTree {
         self.processes.iter().map(|process| process.pid).collect()
     }
 
-    /// The sum of their proportional memory; `None` where the system does not tell it.
+    /// The sum of their proportional memory. One that has ended since the look counts as nothing;
+    /// `None` where none can be measured.
     pub fn pss_bytes(&self) -> Option<u64> {
-        self.processes
+        let measured = self
+            .processes
             .iter()
-            .map(|process| pss_bytes(process.pid))
-            .sum()
+            .filter_map(|process| pss_bytes(process.pid));
+        measured.reduce(|sum, bytes| sum + bytes)
     }
 }
 

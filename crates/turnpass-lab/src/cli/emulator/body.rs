@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::models;
-use super::state::State;
+use super::state::{Entry, State};
 
 /// The path of every generation.
 pub(crate) const MESSAGES_PATH: &str = "/v1/messages?beta=true";
@@ -47,19 +47,18 @@ pub(crate) fn body(state: &State) -> Value {
         "max_tokens": traits.max_tokens,
         "thinking": thinking(state, traits.current),
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        "output_config": {"effort": effort},
-        "stream": true,
     });
-    if !traits.effort
-        && let Some(map) = body.as_object_mut()
-    {
-        map.shift_remove("output_config");
-    }
+    let Some(map) = body.as_object_mut() else {
+        return body;
+    };
     let extra = state.env("CLAUDE_CODE_EXTRA_BODY");
     let extra = extra.and_then(|text| serde_json::from_str::<Map<String, Value>>(&text).ok());
-    if let (Some(map), Some(extra)) = (body.as_object_mut(), extra) {
-        map.extend(extra);
+    map.extend(extra.unwrap_or_default());
+    if traits.effort {
+        map.entry("output_config")
+            .or_insert(json!({"effort": effort}));
     }
+    map.insert("stream".to_owned(), json!(true));
     body
 }
 
@@ -146,26 +145,84 @@ fn thinking(state: &State, current: bool) -> Value {
     json!({"type": "adaptive", "display": display})
 }
 
-/// The conversation with the CLI's own words in it: the environment after the first user message,
-/// the cache breakpoint on the last one.
+/// The conversation with the CLI's own words in it. After the first user message stands a system
+/// message with the effort; the environment stands after the first message that was asked, which is
+/// the same one unless frames came before it. The cache breakpoint is on the last message.
 fn messages(state: &State, effort: &str) -> Vec<Value> {
+    let asked = |entry: &Entry| entry.message["role"] == "user" && !entry.frame;
+    let first_asked = state.history.iter().position(asked);
+    let split = state.is_on("CLAUDE_CODE_DISABLE_ATTACHMENTS");
     let mut out: Vec<Value> = Vec::new();
-    for entry in &state.history {
-        out.push(entry.message.clone());
-        if out.len() == 1 {
-            let environment = environment(state);
-            out.push(json!({"role": "system", "content": environment, "output_config": {"effort": effort}}));
+    let mut effort_said = false;
+    for (index, entry) in state.history.iter().enumerate() {
+        match out.last_mut() {
+            Some(last) if last["role"] == "user" && entry.message["role"] == "user" => {
+                merge(last, &entry.message);
+            }
+            _ => out.push(entry.message.clone()),
+        }
+        let next = state
+            .history
+            .get(index + 1)
+            .map(|next| &next.message["role"]);
+        if entry.message["role"] != "user" || next == Some(&json!("user")) {
+            continue;
+        }
+        let here = first_asked.is_some_and(|asked| {
+            asked <= index
+                && state.history[asked..=index]
+                    .iter()
+                    .all(|entry| entry.message["role"] == "user")
+        });
+        if !effort_said {
+            effort_said = true;
+            let content = if here || split {
+                json!(environment(state))
+            } else {
+                json!([])
+            };
+            out.push(
+                json!({"role": "system", "content": content, "output_config": {"effort": effort}}),
+            );
+            if here {
+                continue;
+            }
+        }
+        if here {
+            let text = if split {
+                "The date is in the environment text.".to_owned()
+            } else {
+                environment(state)
+            };
+            out.push(json!({"role": "system", "content": text}));
         }
     }
-    if state.history.first().is_some_and(|entry| entry.frame) && !state.asked_before() {
-        out.push(json!({"role": "system", "content": "The date is in the environment text."}));
-    } else if let Some(text) = &state.pending_system {
+    if let Some(text) = &state.pending_system {
         out.push(json!({"role": "system", "content": text}));
     }
     if let Some(last) = out.last_mut() {
         mark_last(last);
     }
     out
+}
+
+/// Two user messages in a row become one; its texts but the last end in a line feed: measured.
+fn merge(into: &mut Value, next: &Value) {
+    let blocks = |content: &Value| match content {
+        Value::Array(blocks) => blocks.clone(),
+        text => vec![json!({"type": "text", "text": text})],
+    };
+    let mut all = blocks(&into["content"]);
+    if let Some(text) = all
+        .last()
+        .and_then(|block| block["text"].as_str())
+        .map(str::to_owned)
+        && let Some(last) = all.last_mut()
+    {
+        last["text"] = json!(format!("{text}\n"));
+    }
+    all.extend(blocks(&next["content"]));
+    into["content"] = json!(all);
 }
 
 /// Puts the breakpoint on the last block of a message.
@@ -230,14 +287,5 @@ fn cut(text: &str, limit: usize) -> String {
     match text.char_indices().nth(limit) {
         Some((at, _)) => format!("{}… [truncated]", &text[..at]),
         None => text.to_owned(),
-    }
-}
-
-impl State {
-    /// Whether an assistant answer of this process stands in the history.
-    fn asked_before(&self) -> bool {
-        self.history
-            .iter()
-            .any(|entry| !entry.frame && entry.message["role"] == "assistant")
     }
 }

@@ -56,6 +56,8 @@ pub(crate) struct Forward {
     pub(crate) stop_reason: Value,
     error: Option<(String, String)>,
     stopped: bool,
+    /// Whether made-up stops after a cut inside a block or an interrupt say what is abandoned.
+    marks: bool,
 }
 
 impl Forward {
@@ -73,7 +75,14 @@ impl Forward {
             stop_reason: Value::Null,
             error: None,
             stopped: false,
+            marks: true,
         }
+    }
+
+    /// For the versions whose made-up stops say less.
+    pub(crate) fn without_marks(mut self) -> Forward {
+        self.marks = false;
+        self
     }
 
     pub(crate) fn message_id(&self) -> Option<&str> {
@@ -156,6 +165,10 @@ impl Forward {
     fn finish_block(&mut self, out: &mut Vec<Out>, more: Value) {
         let Some(open) = self.open.take() else { return };
         let mut block = open.block;
+        // An empty text leaves no record and nothing in the conversation: measured on 2.1.332.
+        if block["type"] == "text" && block["text"] == "" {
+            return;
+        }
         if block["type"] == "tool_use" {
             block["input"] = tool_input(&open.raw);
         }
@@ -214,6 +227,11 @@ impl Forward {
         out.push(Out::Record(record));
     }
 
+    /// A `message_stop` has been given, real or made up.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
     /// What the end of the stream, now, means.
     pub(crate) fn ended(&self) -> Ended {
         match (&self.error, &self.message) {
@@ -261,8 +279,14 @@ impl Forward {
             self.stream_event(event, json!({}), &mut out);
         }
         let abandoned = json!({"api_message_id": self.message_id(), "from_block_index": from});
-        let stop = json!({"type": "message_stop"});
-        self.stream_event(stop, json!({"abandoned_blocks": abandoned}), &mut out);
+        let said = self.marks || (open.is_none() && !keep_open);
+        let more = if said {
+            json!({"abandoned_blocks": abandoned})
+        } else {
+            json!({})
+        };
+        self.stopped = true;
+        self.stream_event(json!({"type": "message_stop"}), more, &mut out);
         out
     }
 

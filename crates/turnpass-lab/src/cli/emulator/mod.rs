@@ -4,17 +4,20 @@
 //! the recordings; sentences are our own.
 
 mod body;
+mod calls;
 mod failure;
 mod flags;
 mod forward;
 pub(crate) mod models;
 mod records;
+mod sessions;
 pub(crate) mod state;
 mod turn;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
+use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -32,7 +35,8 @@ pub(crate) use records::{Failure, Outcome, Totals, init, result, synthetic};
 use super::controls::{self, Answer};
 use super::mcp::HostLink;
 use super::pipes::{Lines, Output};
-use super::player::{Context, SignalCode, Signals};
+use super::player::Context;
+use super::signals::{SignalCode, Signals};
 use state::{State, fresh_uuid};
 use turn::{Progress, Shared};
 
@@ -96,6 +100,19 @@ pub(crate) async fn run(
     };
     let link = HostLink::new(output.clone());
     let mut state = State::new(&context.version, options, flags, link.clone());
+    let here = std::env::current_dir().unwrap_or_default();
+    let projects = sessions::projects_dir();
+    match sessions::open(
+        projects.as_deref().unwrap_or(Path::new("")),
+        &here,
+        &state.flags,
+    ) {
+        Ok(mut opened) => {
+            opened.file = opened.file.filter(|_| projects.is_some());
+            state.resume(opened);
+        }
+        Err(refused) => return refuse(&state, refused, &output).await,
+    }
     state.open_servers();
     let shared = Rc::new(Shared {
         state: RefCell::new(state),
@@ -121,6 +138,23 @@ pub(crate) async fn run(
     }
     shared.output.written().await;
     code
+}
+
+/// A session that cannot be opened: a sentence on stderr, perhaps a result, and exit code 1.
+async fn refuse(state: &State, refused: sessions::Refused, output: &Output) -> u8 {
+    match refused {
+        sessions::Refused::InUse(text) => super::complain(&text),
+        sessions::Refused::NotFound(text) => {
+            super::complain(&text);
+            let mut outcome = Outcome::new(None);
+            outcome.subtype = "error_during_execution";
+            outcome.is_error = true;
+            outcome.errors = vec![text];
+            output.record(&records::result(state, &mut Totals::default(), &outcome));
+            output.written().await;
+        }
+    }
+    1
 }
 
 struct Process {
@@ -296,7 +330,21 @@ impl Process {
             "set_model" => {
                 let model = request["model"].as_str().unwrap_or("default").to_owned();
                 if turn::probe(&self.shared, &model).await {
-                    controls::answer(&mut self.shared.state.borrow_mut(), request)
+                    let before = self.shared.state.borrow().pending_text.len();
+                    let answer = controls::answer(&mut self.shared.state.borrow_mut(), request);
+                    let state = self.shared.state.borrow();
+                    if let Some(said) = state
+                        .pending_text
+                        .last()
+                        .filter(|_| state.pending_text.len() > before)
+                    {
+                        self.shared.say(&records::user(
+                            &state,
+                            json!(said),
+                            json!({"isReplay": true}),
+                        ));
+                    }
+                    answer
                 } else {
                     Answer::Error(format!("model not found: {model}"), Some("not_found"))
                 }
@@ -481,8 +529,13 @@ async fn start_turn(shared: Rc<Shared>, next: Queued) {
         slash_command(&text)
     };
     if let Some(command) = command {
+        let said = format!("/{command} isn't available in this environment.");
+        if streaming {
+            shared.say(&records::local_answer(&shared.state.borrow(), &said));
+        }
         shared.with_outcome(|outcome| {
-            outcome.result = Some(format!("/{command} isn't available in this environment."));
+            outcome.local = true;
+            outcome.result = Some(said);
         });
         return;
     }
@@ -493,6 +546,11 @@ async fn start_turn(shared: Rc<Shared>, next: Queued) {
     if next.ask {
         turn::run(Rc::clone(&shared), next.uuid).await;
         shared.state.borrow_mut().pending_system = None;
+    } else {
+        shared.with_outcome(|outcome| {
+            outcome.local = true;
+            outcome.result = Some(String::new());
+        });
     }
 }
 

@@ -119,6 +119,21 @@ pub(crate) fn denial(tool: &str) -> String {
     format!("Permission to use {tool} has been denied because this run does not ask.")
 }
 
+/// The synthetic assistant record of an answer that needed no model.
+pub(crate) fn local_answer(state: &State, text: &str) -> Value {
+    let failure = Failure {
+        text: text.to_owned(),
+        ..Failure::default()
+    };
+    let mut record = synthetic(state, &failure);
+    if let Some(map) = record.as_object_mut() {
+        for key in ["error", "is_api_error_message", "api_error_status"] {
+            map.shift_remove(key);
+        }
+    }
+    record
+}
+
 /// A failure of the API as the CLI reports it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Failure {
@@ -192,6 +207,8 @@ pub(crate) struct Outcome {
     pub(crate) begun: Vec<String>,
     pub(crate) usage: Usage,
     pub(crate) user_uuid: Option<String>,
+    /// Answered without a request: such a result has no terminal reason.
+    pub(crate) local: bool,
     pub(crate) started: Instant,
 }
 
@@ -210,6 +227,7 @@ impl Outcome {
             begun: Vec::new(),
             usage: Usage::default(),
             user_uuid,
+            local: false,
             started: Instant::now(),
         }
     }
@@ -245,7 +263,7 @@ impl Usage {
     }
 }
 
-/// The `result` record. As in the real CLI `type` is not its first key.
+/// The `result` record. As in the real CLI `type` is not its first key. Long because the record is.
 pub(crate) fn result(state: &State, totals: &mut Totals, outcome: &Outcome) -> Value {
     let usage = outcome.usage;
     let since = usage.per_model(&state.model);
@@ -292,10 +310,13 @@ pub(crate) fn result(state: &State, totals: &mut Totals, outcome: &Outcome) -> V
         "result_index": totals.results, "model_usage_since_last_result": since_last,
     });
     totals.results += 1;
+    if let Some(map) = record.as_object_mut().filter(|_| outcome.local) {
+        map.shift_remove("terminal_reason");
+    }
     if let (Some(map), Value::Object(tail)) = (record.as_object_mut(), tail) {
         match &outcome.failure {
             Some(failure) => add_failure(map, failure),
-            None if outcome.subtype == "success" => {
+            None if outcome.subtype == "success" && !outcome.local => {
                 map.insert("api_error_status".to_owned(), Value::Null);
             }
             None => {}
@@ -307,6 +328,9 @@ pub(crate) fn result(state: &State, totals: &mut Totals, outcome: &Outcome) -> V
             map.insert("errors".to_owned(), json!(outcome.errors));
         }
         map.extend(tail);
+        if outcome.local || !state.newer() {
+            map.shift_remove("begun_message_ids");
+        }
     }
     add_user_uuid(&mut record, outcome.user_uuid.as_deref());
     record

@@ -1,6 +1,7 @@
 //! What an emulated process knows: flags, model, prompt, servers, history.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
@@ -8,6 +9,7 @@ use serde_json::{Map, Value, json};
 use super::EmulatorOptions;
 use super::flags::Flags;
 use super::models;
+use super::sessions::{self, Opened};
 use crate::cli::mcp::{HostLink, Server};
 
 /// One message of the conversation.
@@ -42,6 +44,8 @@ pub(crate) struct State {
     pub(crate) pending_system: Option<String>,
     pub(crate) link: HostLink,
     pub(crate) device_id: String,
+    /// Where the conversation is kept.
+    pub(crate) file: Option<PathBuf>,
 }
 
 impl State {
@@ -83,6 +87,7 @@ impl State {
             options,
             flags,
             link,
+            file: None,
         };
         state.apply_settings(&settings);
         state
@@ -189,13 +194,44 @@ impl State {
         found
     }
 
-    /// The uuid of the last user line of the host.
+    /// Whether the version is newer than 2.1.310. Seen on 2.1.332 and not on 2.1.294 and 2.1.310:
+    /// `begun_message_ids`, `abandoned_blocks` after a cut inside a block or an interrupt, and the
+    /// reminder tags around what the CLI says by itself. Where between them it changed is not known.
+    pub(crate) fn newer(&self) -> bool {
+        let mut numbers = self
+            .version
+            .split('.')
+            .map(|part| part.parse().unwrap_or(0_u64));
+        let version =
+            [numbers.next(), numbers.next(), numbers.next()].map(Option::unwrap_or_default);
+        version > [2, 1, 310]
+    }
+
+    /// Takes up a stored conversation; its recorded prompt wins over the given one.
+    pub(crate) fn resume(&mut self, opened: Opened) {
+        self.session_id = opened.session_id;
+        self.file = opened.file;
+        self.history = opened.saved.history;
+        if opened.saved.system_prompt.is_some() {
+            self.system_prompt = opened.saved.system_prompt;
+        }
+    }
+
+    /// Writes the conversation down; a full disk must not change what the run does.
+    pub(crate) fn save(&self) {
+        if let Some(file) = &self.file {
+            let _ = sessions::save(file, self.system_prompt.as_deref(), &self.history);
+        }
+    }
+
+    /// Adds a message to the conversation under a uuid.
     pub(crate) fn push(&mut self, uuid: String, message: Value, frame: bool) {
         self.history.push(Entry {
             uuid,
             message,
             frame,
         });
+        self.save();
     }
 }
 

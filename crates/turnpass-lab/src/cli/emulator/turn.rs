@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
 
+use super::calls::Calls;
 use super::failure::{self, Policy};
 use super::forward::{Ended, Forward, Out};
 use super::records::{self, Failure, Outcome, Totals};
@@ -38,12 +38,6 @@ pub(crate) struct Progress {
     pub(crate) calls: Vec<(String, PublishedTool)>,
     /// The reply of the running request already stands in the history.
     pub(crate) stored: bool,
-}
-
-/// A tool result on its way: what goes into the conversation, and what the record says beside it.
-struct ToolResult {
-    block: Value,
-    more: Value,
 }
 
 enum Reply {
@@ -87,10 +81,13 @@ impl Shared {
 /// Runs a turn whose user message already stands in the history. Dropping it closes the request.
 pub(crate) async fn run(shared: Rc<Shared>, user_uuid: Option<String>) {
     shared.state.borrow_mut().asked = true;
+    let limit = shared.state.borrow().flags.max_turns();
+    let mut requests = 0;
     let mut follow_ups = 0;
     let mut nudged = false;
+    shared.with_outcome(|outcome| outcome.num_turns = 1);
     loop {
-        shared.with_outcome(|outcome| outcome.num_turns += 1);
+        requests += 1;
         say_streaming(&shared, |state| {
             records::status(state, user_uuid.as_deref())
         });
@@ -112,28 +109,41 @@ pub(crate) async fn run(shared: Rc<Shared>, user_uuid: Option<String>) {
                 }
                 nudged |= why == EMPTY;
                 follow_ups += u64::from(why != EMPTY);
-                let content = json!([{"type": "text", "text": why}]);
-                let record = records::user(
-                    &shared.state.borrow(),
-                    content,
-                    json!({"isSynthetic": true}),
-                );
-                remember(&shared, &record);
-                say_streaming(&shared, |_| record.clone());
+                shared.with_outcome(|outcome| outcome.num_turns += 1);
+                go_on(&shared, why);
             }
             Reply::Whole => {
                 if results.is_empty() {
                     return;
                 }
-                let limit = shared.state.borrow().flags.max_turns();
-                let done = shared.with_outcome(|outcome| outcome.num_turns);
-                if limit.is_some_and(|limit| done >= limit) {
-                    max_turns(&shared, limit.unwrap_or(done));
+                if let Some(limit) = limit.filter(|limit| requests >= *limit) {
+                    max_turns(&shared, limit);
                     return;
                 }
+                let more = u64::try_from(results.len()).unwrap_or(u64::MAX);
+                shared.with_outcome(|outcome| outcome.num_turns += more);
             }
         }
     }
+}
+
+/// Says what the CLI says by itself to make the model go on.
+fn go_on(shared: &Shared, why: &str) {
+    let state = shared.state.borrow();
+    let content = json!([{"type": "text", "text": why}]);
+    let record = records::user(&state, content, json!({"isSynthetic": true}));
+    let text = if state.newer() {
+        format!("<system-reminder>\n{why}\n</system-reminder>")
+    } else {
+        why.to_owned()
+    };
+    drop(state);
+    let uuid = record["uuid"].as_str().unwrap_or_default().to_owned();
+    shared
+        .state
+        .borrow_mut()
+        .push(uuid, json!({"role": "user", "content": text}), false);
+    say_streaming(shared, |_| record);
 }
 
 const EMPTY: &str = "[The last answer had nothing to show. Please go on and answer.]";
@@ -141,19 +151,11 @@ const CUT_OFF: &str = "The answer above was cut off mid-stream. Go on from where
 const TOKEN_LIMIT: &str = "Output token limit hit. Go on from where it stops.";
 const REFUSED: &str = "[The last answer was declined. Please try again.]";
 
-fn say_streaming(shared: &Shared, record: impl FnOnce(&State) -> Value) {
+pub(super) fn say_streaming(shared: &Shared, record: impl FnOnce(&State) -> Value) {
     let state = shared.state.borrow();
     if state.flags.output_format() == "stream-json" {
         shared.say(&record(&state));
     }
-}
-
-/// Puts a record's message into the history under the record's uuid.
-fn remember(shared: &Shared, record: &Value) {
-    let uuid = record["uuid"].as_str().unwrap_or_default().to_owned();
-    let message =
-        json!({"role": record["message"]["role"], "content": record["message"]["content"]});
-    shared.state.borrow_mut().push(uuid, message, false);
 }
 
 fn max_turns(shared: &Shared, limit: u64) {
@@ -161,7 +163,7 @@ fn max_turns(shared: &Shared, limit: u64) {
         outcome.subtype = "error_max_turns";
         outcome.is_error = true;
         outcome.terminal_reason = "max_turns";
-        outcome.num_turns += 1;
+        outcome.num_turns = limit + 1;
         outcome.result = None;
         outcome.errors = vec![format!("Reached maximum number of turns ({limit})")];
     });
@@ -193,7 +195,7 @@ fn fail(shared: &Shared, failure: Failure) {
     let closing = {
         let mut progress = shared.progress.borrow_mut();
         match progress.forward.as_mut() {
-            Some(forward) if forward.ended() != Ended::Whole => {
+            Some(forward) if forward.ended() != Ended::Whole && !forward.is_stopped() => {
                 forward.abandon(false, vec![record])
             }
             _ => vec![Out::Record(record)],
@@ -329,7 +331,12 @@ async fn read_reply(
         let state = shared.state.borrow();
         let partial = state.flags.has("--include-partial-messages");
         let request_id = answer.header("request-id").map(str::to_owned);
-        Forward::new(&state.session_id, partial, request_id)
+        let forward = Forward::new(&state.session_id, partial, request_id);
+        if state.newer() {
+            forward
+        } else {
+            forward.without_marks()
+        }
     };
     {
         let mut progress = shared.progress.borrow_mut();
@@ -350,6 +357,10 @@ async fn read_reply(
                     {
                         let event: Value = serde_json::from_str(&event.data).unwrap_or_default();
                         step(shared, &mut calls, |forward| forward.event(&event));
+                        if !calls.is_empty() {
+                            // A call is issued while the message still streams.
+                            tokio::task::yield_now().await;
+                        }
                     }
                 }
                 Ok(None) => break,
@@ -378,6 +389,7 @@ fn step(shared: &Rc<Shared>, calls: &mut Calls, feed: impl FnOnce(&mut Forward) 
         let mut progress = shared.progress.borrow_mut();
         progress.forward.as_mut().map(feed).unwrap_or_default()
     };
+    note_begun(shared);
     let mut late = Vec::new();
     for out in outs {
         match out {
@@ -396,6 +408,21 @@ fn step(shared: &Rc<Shared>, calls: &mut Calls, feed: impl FnOnce(&mut Forward) 
     }
     for record in late {
         say_streaming(shared, |_| record);
+    }
+}
+
+/// A message counts as begun from its first event on, each id once.
+fn note_begun(shared: &Shared) {
+    let mut progress = shared.progress.borrow_mut();
+    let id = progress
+        .forward
+        .as_ref()
+        .and_then(Forward::message_id)
+        .map(str::to_owned);
+    if let (Some(id), Some(outcome)) = (id, progress.outcome.as_mut())
+        && !outcome.begun.contains(&id)
+    {
+        outcome.begun.push(id);
     }
 }
 
@@ -433,7 +460,9 @@ async fn settle(
         Forward::made_up_stop_if_whole,
     );
     let (stop_reason, text, empty) = keep_answer(shared);
-    say_limit(shared, limit);
+    if ended == Ended::Whole {
+        say_limit(shared, limit);
+    }
     let results = calls.results(shared).await;
     let outs = match ended {
         Ended::Whole => Vec::new(),
@@ -455,8 +484,14 @@ async fn settle(
         outcome.stop_reason = stop_reason.clone();
         outcome.result = Some(text);
     });
-    let reply = match stop_reason.as_str() {
-        _ if !results.is_empty() => Reply::Whole,
+    let reply = judge(shared, &stop_reason, empty, !results.is_empty());
+    Ok((reply, results))
+}
+
+/// What a whole reply leads to.
+fn judge(shared: &Shared, stop_reason: &Value, empty: bool, called: bool) -> Reply {
+    match stop_reason.as_str() {
+        _ if called => Reply::Whole,
         Some("max_tokens" | "model_context_window_exceeded") => Reply::Continue(TOKEN_LIMIT),
         Some("refusal")
             if !shared
@@ -470,8 +505,7 @@ async fn settle(
         None => Reply::Continue(CUT_OFF),
         _ if empty => Reply::Continue(EMPTY),
         _ => Reply::Whole,
-    };
-    Ok((reply, results))
+    }
 }
 
 fn refusal() -> Failure {
@@ -502,7 +536,6 @@ fn keep_answer(shared: &Shared) -> (Value, String, bool) {
     };
     let blocks = forward.blocks.clone();
     let uuid = forward.last_uuid.clone();
-    let id = forward.message_id().unwrap_or_default().to_owned();
     let (usage, stop_reason, text) = (
         forward.usage.clone(),
         forward.stop_reason.clone(),
@@ -514,7 +547,6 @@ fn keep_answer(shared: &Shared) -> (Value, String, bool) {
     let empty = !blocks.iter().any(seen);
     progress.stored = true;
     if let Some(outcome) = progress.outcome.as_mut() {
-        outcome.begun.push(id);
         outcome.usage.add(&usage);
     }
     drop(progress);
@@ -523,171 +555,6 @@ fn keep_answer(shared: &Shared) -> (Value, String, bool) {
         shared.state.borrow_mut().push(uuid, message, false);
     }
     (stop_reason, text, empty)
-}
-
-/// The tool calls of one reply.
-#[derive(Default)]
-struct Calls {
-    results: Vec<Value>,
-    running: Vec<JoinHandle<ToolResult>>,
-    /// Calls without the read-only mark wait for those before them.
-    last: Option<tokio::sync::watch::Receiver<bool>>,
-}
-
-impl Calls {
-    fn is_empty(&self) -> bool {
-        self.running.is_empty() && self.results.is_empty()
-    }
-
-    /// Acts on a complete `tool_use` block. A refused call gives its records; an allowed one starts.
-    fn take(&mut self, shared: &Rc<Shared>, block: &Value) -> Vec<Value> {
-        let name = block["name"].as_str().unwrap_or_default().to_owned();
-        let id = block["id"].as_str().unwrap_or_default().to_owned();
-        let state = shared.state.borrow();
-        let tool = state.tools().into_iter().find(|tool| tool.name == name);
-        let allowed = state.flags.allows(&name);
-        let unparsed = block["input"].get("__unparsedToolInput").is_some();
-        let refuse = |text: String| {
-            let content = json!([{"type": "tool_result", "content": text, "is_error": true, "tool_use_id": id}]);
-            records::user(
-                &state,
-                content,
-                json!({"tool_use_result": format!("Error: {text}")}),
-            )
-        };
-        let mut records = Vec::new();
-        match tool {
-            _ if unparsed => {
-                let text = "<tool_use_error>InputValidationError: the input could not be parsed as JSON.</tool_use_error>";
-                records.push(refuse(text.to_owned()));
-            }
-            None => {
-                let text = format!(
-                    "<tool_use_error>Error: No such tool available: {name}</tool_use_error>"
-                );
-                records.push(refuse(text));
-            }
-            Some(_) if !allowed => {
-                say_now(shared, &records::permission_denied(&state, &name, &id));
-                let input = block["input"].clone();
-                let denial = json!({"tool_name": name, "tool_use_id": id, "tool_input": input});
-                shared.with_outcome(|outcome| outcome.denials.push(denial));
-                records.push(refuse(records::denial(&name)));
-            }
-            Some(tool) => {
-                drop(state);
-                self.start(shared, tool, id, block["input"].clone());
-                return Vec::new();
-            }
-        }
-        self.results.extend(
-            records
-                .iter()
-                .map(|record| record["message"]["content"][0].clone()),
-        );
-        records
-    }
-
-    fn start(&mut self, shared: &Rc<Shared>, tool: PublishedTool, id: String, input: Value) {
-        shared
-            .progress
-            .borrow_mut()
-            .calls
-            .push((id.clone(), tool.clone()));
-        let (done, ready) = tokio::sync::watch::channel(false);
-        let before = if tool.read_only() {
-            None
-        } else {
-            self.last.take()
-        };
-        self.last = Some(ready);
-        let shared = Rc::clone(shared);
-        self.running.push(tokio::task::spawn_local(async move {
-            if let Some(mut before) = before {
-                let _ = before.wait_for(|done| *done).await;
-            }
-            let outcome = tool.server.call(&tool.own, &input, &id).await;
-            let result = tool_result(&tool, &id, outcome);
-            shared
-                .progress
-                .borrow_mut()
-                .calls
-                .retain(|(call, _)| *call != id);
-            let record = records::user(
-                &shared.state.borrow(),
-                json!([result.block]),
-                result.more.clone(),
-            );
-            say_streaming(&shared, |_| record);
-            let _ = done.send(true);
-            result
-        }));
-    }
-
-    /// Waits for the running calls and puts all results into the history, in the order of completion.
-    async fn results(mut self, shared: &Rc<Shared>) -> Vec<Value> {
-        for call in self.running.drain(..) {
-            if let Ok(result) = call.await {
-                self.results.push(result.block);
-            }
-        }
-        if !self.results.is_empty() {
-            let message = json!({"role": "user", "content": self.results});
-            shared.state.borrow_mut().push(fresh_uuid(), message, false);
-        }
-        std::mem::take(&mut self.results)
-    }
-}
-
-impl Drop for Calls {
-    fn drop(&mut self) {
-        for call in &self.running {
-            call.abort();
-        }
-    }
-}
-
-fn say_now(shared: &Shared, record: &Value) {
-    shared.say(record);
-}
-
-/// What a tool's answer becomes in the conversation: measured on 2.1.332.
-fn tool_result(tool: &PublishedTool, id: &str, outcome: Result<Value, String>) -> ToolResult {
-    let error = |text: String| ToolResult {
-        more: json!({"tool_use_result": format!("Error: {text}")}),
-        block: json!({"type": "tool_result", "content": text, "is_error": true, "tool_use_id": id}),
-    };
-    let answer = match outcome {
-        Ok(answer) => answer,
-        Err(text) => return error(text),
-    };
-    let blocks = answer["content"].as_array().cloned().unwrap_or_default();
-    if answer["isError"] == true {
-        let texts: Vec<&str> = blocks
-            .iter()
-            .filter_map(|block| block["text"].as_str())
-            .collect();
-        return error(texts.join("\n"));
-    }
-    let content: Vec<Value> = blocks
-        .into_iter()
-        .map(|block| match block["type"].as_str() {
-            Some("image") => json!({
-                "type": "image",
-                "source": {"type": "base64", "media_type": block["mimeType"], "data": block["data"]},
-            }),
-            _ => block,
-        })
-        .collect();
-    let content = if content.is_empty() {
-        json!(format!("({} completed with no output)", tool.name))
-    } else {
-        json!(content)
-    };
-    ToolResult {
-        more: json!({"tool_use_result": content}),
-        block: json!({"tool_use_id": id, "type": "tool_result", "content": content}),
-    }
 }
 
 /// Asks upstream whether an unknown model exists, as `set_model` does.
