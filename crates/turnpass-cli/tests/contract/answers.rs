@@ -197,7 +197,7 @@ pub(crate) async fn bug_119_a_call_without_arguments_is_an_empty_object(ground: 
 
 pub(crate) async fn bug_068_a_tool_that_was_not_offered_is_rejected(ground: &Ground<'_>) {
     let provider = (ground.provider)();
-    for name in ["bash", "Bash", "mcp__other__read"] {
+    for name in ["bash", "Bash", "mcp_host_read"] {
         let reply = Reply::content([
             Item::tool_use(name, json!({"a": 1})),
             Item::tool_use("read", json!({})),

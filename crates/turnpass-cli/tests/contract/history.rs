@@ -272,7 +272,7 @@ pub(crate) async fn images_and_documents_keep_their_place(ground: &Ground<'_>) {
                 ResultBlock::Text { text: "t".into() },
                 ResultBlock::Image(image()),
             ],
-            is_error: true,
+            is_error: false,
         }]),
     ];
     told(&provider, request).await.done();
@@ -287,10 +287,6 @@ pub(crate) async fn images_and_documents_keep_their_place(ground: &Ground<'_>) {
         ["text", "image", "text", "document"]
     );
     assert_eq!(kinds("/messages/2/content/0/content"), ["text", "image"]);
-    assert_eq!(
-        sent[0].field("/messages/2/content/0/is_error"),
-        Some(&json!(true))
-    );
     assert_eq!(
         sent[0].field("/messages/0/content/1/source/data").unwrap(),
         "iVBORw0KGgo="
