@@ -21,7 +21,7 @@ impl SseEvent {
     }
 }
 
-/// The text with `\\ufffd` in place of each `\\uD800` to `\\uDFFF` that has no partner.
+/// The text with `\ufffd` in place of each `\uD800` to `\uDFFF` that has no partner.
 fn without_lone_halves(text: &str) -> String {
     let half = |at: usize| -> Option<u16> {
         let digits = text.get(at..at + 6)?.strip_prefix("\\u")?;
@@ -39,7 +39,7 @@ fn without_lone_halves(text: &str) -> String {
                 at += 6;
                 continue;
             }
-            // The escaped character goes with its backslash, so that `\\\\ud83d` stays what it is.
+            // The escaped character goes with its backslash, so that `\\ud83d` stays what it is.
             (None, _) => 1 + text[at + 1..].chars().next().map_or(0, char::len_utf8),
         };
         out.push_str(&text[at..at + taken]);

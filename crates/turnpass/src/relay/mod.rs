@@ -381,8 +381,6 @@ impl Inner {
                 kind: PlanKind::Fresh,
                 reason: "a process for each request was asked for".to_owned(),
             };
-            // The CLI needs some hundred milliseconds to its request, so the lane is armed in time.
-            running.lane.admission().arm();
             let seat = running.seat(None, 0, false);
             let exchange = Exchange::new(
                 ProcessMode::PerRequest,
