@@ -103,7 +103,7 @@ impl Player {
         } else {
             while let Ok(Some(piece)) = answer.chunk().await {
                 for event in events.push(&piece) {
-                    let event: Value = serde_json::from_str(&event.data).unwrap_or_default();
+                    let event = event.json();
                     for out in forward.event(&event) {
                         if let Out::Record(record) = out {
                             self.record(&record).await?;

@@ -1,5 +1,7 @@
 //! Server-sent events, read over a buffer.
 
+use serde_json::Value;
+
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SseEvent {
@@ -7,6 +9,43 @@ pub struct SseEvent {
     pub name: String,
     /// The `data:` lines, joined by line feeds.
     pub data: String,
+}
+
+impl SseEvent {
+    /// The data as JSON, read as JavaScript reads it: half a surrogate pair is accepted (it becomes U+FFFD here, where
+    /// JavaScript keeps it). Null when it is no JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.data)
+            .or_else(|_| serde_json::from_str(&without_lone_halves(&self.data)))
+            .unwrap_or_default()
+    }
+}
+
+/// The text with `\ufffd` in place of each `\uD800` to `\uDFFF` that has no partner.
+fn without_lone_halves(text: &str) -> String {
+    let half = |at: usize| -> Option<u16> {
+        let digits = text.get(at..at + 6)?.strip_prefix("\\u")?;
+        let code = u16::from_str_radix(digits, 16).ok()?;
+        (0xd800..0xe000).contains(&code).then_some(code)
+    };
+    let (mut out, mut at) = (String::with_capacity(text.len()), 0);
+    while let Some(next) = text[at..].find('\\') {
+        out.push_str(&text[at..at + next]);
+        at += next;
+        let taken = match (half(at), half(at + 6)) {
+            (Some(..0xdc00), Some(0xdc00..)) => 12,
+            (Some(_), _) => {
+                out.push_str("\\ufffd");
+                at += 6;
+                continue;
+            }
+            // The escaped character goes with its backslash, so that `\\ud83d` stays what it is.
+            (None, _) => 1 + text[at + 1..].chars().next().map_or(0, char::len_utf8),
+        };
+        out.push_str(&text[at..at + taken]);
+        at += taken;
+    }
+    out + &text[at..]
 }
 
 /// Splits a byte stream into events: push bytes, take events.
@@ -80,5 +119,20 @@ mod tests {
             events.extend(parser.push(&wire[cut..]));
             assert_eq!(events, whole, "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn bug_004_half_a_pair_is_read_and_a_whole_one_kept() {
+        let read = |data: &str| {
+            let event = SseEvent {
+                name: String::new(),
+                data: data.to_owned(),
+            };
+            event.json()
+        };
+        assert_eq!(read(r#""a \ud83d b \ude00 c""#), "a \u{fffd} b \u{fffd} c");
+        assert_eq!(read(r#""\ud83d\ude00 \ud83d""#), "\u{1f600} \u{fffd}");
+        assert_eq!(read(r#""\\ud83d \ud83d\n""#), "\\ud83d \u{fffd}\n");
+        assert_eq!(read("{\"a\": "), serde_json::Value::Null);
     }
 }

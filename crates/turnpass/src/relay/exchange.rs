@@ -83,9 +83,14 @@ pub(crate) struct Exchange<'a> {
     copying: Option<Result<Bytes, BrokenOff>>,
     finished: Option<Finished>,
     upstream_requests: u32,
+    /// The host's call; the start and overall deadlines count from here.
     started: Instant,
+    /// The line went to the CLI; its answers to control requests are awaited from here.
+    seated: Instant,
     progress: Option<Instant>,
     whole: Option<Instant>,
+    /// The host has not read what it could have.
+    host_is_slow: bool,
 }
 
 impl<'a> Exchange<'a> {
@@ -114,8 +119,10 @@ impl<'a> Exchange<'a> {
             finished: None,
             upstream_requests: 0,
             started,
+            seated: Instant::now(),
             progress: None,
             whole: None,
+            host_is_slow: false,
             seat,
             upstream,
             prepared,
@@ -216,10 +223,17 @@ impl<'a> Exchange<'a> {
                 Ok(()) => {}
                 Err(TrySend::Full(event)) => {
                     self.queue.push_front(*event);
+                    self.host_is_slow = true;
                     return Ok(false);
                 }
                 Err(TrySend::Cancelled) => return Err(Ended::Cancelled),
             }
+        }
+        if std::mem::take(&mut self.host_is_slow)
+            && let Some(progress) = &mut self.progress
+        {
+            // While the host did not read, nothing was read from the service; its silence counts from now.
+            *progress = Instant::now();
         }
         Ok(false)
     }
@@ -235,8 +249,12 @@ impl<'a> Exchange<'a> {
         let (at, error) = match (self.whole, self.progress) {
             (Some(whole), _) => (whole + FINALISATION_GRACE, self.evidence.overdue()),
             (None, _) if self.seat.controls > 0 && self.upstream_requests == 0 => {
-                let limit = CONTROL_TIMEOUT.min(self.limits.start);
-                (self.started + limit, late(ErrorCode::ControlTimeout, limit))
+                let start = self.started + self.limits.start;
+                let control = self.seated + CONTROL_TIMEOUT;
+                match start < control {
+                    true => (start, late(ErrorCode::StartTimeout, self.limits.start)),
+                    false => (control, late(ErrorCode::ControlTimeout, CONTROL_TIMEOUT)),
+                }
             }
             (None, Some(progress)) => (
                 progress + self.limits.idle,

@@ -154,6 +154,10 @@ impl Launcher {
                 REAL_LINE_BYTES,
             ),
         };
+        if matches!(shape, Shape::PerRequest { .. }) {
+            // Its prompt is on its command line, so the request may come as soon as it runs.
+            lane.admission().arm();
+        }
         let group = launch.start(&dir)?;
         Running::new(group, lane, arrivals, dir, expected, line_bytes)
     }

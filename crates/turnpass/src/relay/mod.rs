@@ -318,7 +318,7 @@ impl Inner {
                 how,
                 started,
             );
-            let (ended, remains) = exchange.run().await;
+            let (ended, mut remains) = exchange.run().await;
             kept.isolated |= remains.isolated;
             match ended {
                 Ended::Relaunch(plugins) => {
@@ -326,10 +326,17 @@ impl Inner {
                     self.stable.end(kept);
                 }
                 Ended::Failed(error) => {
+                    remains.hang_up();
                     self.settle(kept, remains, &need, error.code() != ErrorCode::Auth);
                     return Err(error);
                 }
-                Ended::Released | Ended::Cancelled => {
+                Ended::Cancelled => {
+                    // Nobody reads the answer any more, so the service is to stop making it.
+                    remains.hang_up();
+                    self.settle(kept, remains, &need, true);
+                    return Ok(());
+                }
+                Ended::Released => {
                     self.settle(kept, remains, &need, true);
                     return Ok(());
                 }
@@ -345,7 +352,6 @@ impl Inner {
     fn settle(&self, mut kept: Kept, mut remains: Remains, need: &Need, may_be_kept: bool) {
         let (stable, session) = (Arc::clone(&self.stable), need.session.clone());
         if !may_be_kept {
-            remains.hang_up();
             return self.stable.end(kept);
         }
         self.stable.spawn(async move {
@@ -375,8 +381,6 @@ impl Inner {
                 kind: PlanKind::Fresh,
                 reason: "a process for each request was asked for".to_owned(),
             };
-            // The CLI needs some hundred milliseconds to its request, so the lane is armed in time.
-            running.lane.admission().arm();
             let seat = running.seat(None, 0, false);
             let exchange = Exchange::new(
                 ProcessMode::PerRequest,

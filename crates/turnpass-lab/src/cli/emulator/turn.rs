@@ -355,7 +355,7 @@ async fn read_reply(
                         .into_iter()
                         .filter(|event| !event.name.is_empty())
                     {
-                        let event: Value = serde_json::from_str(&event.data).unwrap_or_default();
+                        let event = event.json();
                         step(shared, &mut calls, |forward| forward.event(&event));
                         if !calls.is_empty() {
                             // A call is issued while the message still streams.

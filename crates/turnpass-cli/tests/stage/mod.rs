@@ -1,0 +1,393 @@
+//! A relay between the scripted CLI and the scripted upstream, in a throw-away directory.
+//!
+//! Every wait here has a bound. Where another process is looked at, it tells nobody when it changes, so it is looked at
+//! again at short intervals until the condition holds or the bound is over.
+
+// Each test target uses another part of it.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use turnpass::conversation::{Message, ToolCall, ToolResult};
+use turnpass::event::{Done, Event, Notice, StopReason};
+use turnpass::relay::{LoopbackUrl, ProcessMode, RelayOptions, RelayTransport, ToolCarrier};
+use turnpass::request::{Limits, Tool};
+use turnpass::{Error, ErrorCode, Generation, Provider, Request};
+use turnpass_lab::cli::{Recording, Script, install};
+use turnpass_lab::rig::processes;
+use turnpass_lab::upstream::{Options, Recorded, Upstream};
+
+/// Longest wait for anything in a test; a loaded machine needs seconds for what takes milliseconds.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
+/// How often another process is looked at again.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// The way a relay is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) process: ProcessMode,
+    pub(crate) tools: ToolCarrier,
+}
+
+pub(crate) const WARM: Row = Row {
+    process: ProcessMode::Warm,
+    tools: ToolCarrier::ExtraBody,
+};
+pub(crate) const WARM_MCP: Row = Row {
+    process: ProcessMode::Warm,
+    tools: ToolCarrier::Mcp,
+};
+pub(crate) const PER_REQUEST: Row = Row {
+    process: ProcessMode::PerRequest,
+    tools: ToolCarrier::ExtraBody,
+};
+pub(crate) const PER_REQUEST_MCP: Row = Row {
+    process: ProcessMode::PerRequest,
+    tools: ToolCarrier::Mcp,
+};
+pub(crate) const ROWS: [Row; 4] = [WARM, WARM_MCP, PER_REQUEST, PER_REQUEST_MCP];
+/// Both kinds of process, for what does not depend on the carrier.
+pub(crate) const MODES: [Row; 2] = [WARM, PER_REQUEST];
+
+impl Row {
+    pub(crate) fn name(self) -> String {
+        let tools = match self.tools {
+            ToolCarrier::ExtraBody => "extra_body",
+            ToolCarrier::Mcp => "mcp",
+        };
+        format!("relay_{}_{tools}", self.process.as_str())
+    }
+
+    pub(crate) fn is_warm(self) -> bool {
+        self.process == ProcessMode::Warm
+    }
+}
+
+/// The scripted CLI, the scripted upstream, and a home.
+pub(crate) struct Stage {
+    pub(crate) upstream: Upstream,
+    dir: TempDir,
+    claude: PathBuf,
+}
+
+impl Stage {
+    /// The emulator as the CLI.
+    pub(crate) fn emulator() -> Self {
+        Self::script(Script::emulator("2.1.332"))
+    }
+
+    /// Every start of the CLI plays these steps.
+    #[track_caller]
+    pub(crate) fn steps(steps: Value) -> Self {
+        Self::json(json!({"runs": [{"steps": steps}]}))
+    }
+
+    /// A script in its JSON form.
+    #[track_caller]
+    pub(crate) fn json(script: Value) -> Self {
+        Self::script(Script::parse(&script.to_string()).unwrap())
+    }
+
+    /// The CLI plays this script.
+    pub(crate) fn script(script: Script) -> Self {
+        Self::with(script, Options::default())
+    }
+
+    pub(crate) fn with(script: Script, upstream: Options) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for part in ["home", "cli", "record"] {
+            std::fs::create_dir(dir.path().join(part)).unwrap();
+        }
+        let script = script.recording(&dir.path().join("record"));
+        let program = Path::new(env!("CARGO_BIN_EXE_turnpass"));
+        let claude = install(&dir.path().join("cli"), program, &script).unwrap();
+        Self {
+            upstream: Upstream::start(upstream).unwrap(),
+            dir,
+            claude,
+        }
+    }
+
+    /// Puts another script in the place of the one that is installed; runs that go on keep theirs.
+    pub(crate) fn change(&self, script: Script) {
+        let script = script.recording(&self.record());
+        let program = Path::new(env!("CARGO_BIN_EXE_turnpass"));
+        // A new script starts its counting anew.
+        let _ = std::fs::remove_file(self.path("cli/claude.script.json.count"));
+        install(&self.path("cli"), program, &script).unwrap();
+    }
+
+    pub(crate) fn path(&self, below: &str) -> PathBuf {
+        self.dir.path().join(below)
+    }
+
+    pub(crate) fn claude(&self) -> &Path {
+        &self.claude
+    }
+
+    fn record(&self) -> PathBuf {
+        self.path("record")
+    }
+
+    /// Options for a relay that may start just what its requests need.
+    pub(crate) fn options(&self, row: Row) -> RelayOptions {
+        RelayOptions {
+            process: row.process,
+            tools: row.tools,
+            claude_path: Some(self.claude.clone()),
+            tool_server: Some(env!("CARGO_BIN_EXE_turnpass").into()),
+            spares: 0,
+            lab_upstream: Some(LoopbackUrl::parse(&self.upstream.url()).unwrap()),
+            lab_home: Some(self.path("home")),
+            ..RelayOptions::default()
+        }
+    }
+
+    pub(crate) fn provider(&self, row: Row) -> Provider {
+        Provider::new(RelayTransport::new(self.options(row)).unwrap())
+    }
+
+    /// What the ordinary starts of the CLI wrote down; `auth status` is left out.
+    pub(crate) fn recording(&self) -> Recording {
+        let mut recording = Recording::read(&self.record());
+        recording
+            .runs
+            .retain(|run| run.argv.first().is_none_or(|arg| arg != "auth"));
+        recording
+    }
+
+    /// Waits until the recording is so.
+    pub(crate) async fn recorded(
+        &self,
+        what: &str,
+        ready: impl Fn(&Recording) -> bool,
+    ) -> Recording {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let recording = self.recording();
+            if ready(&recording) {
+                return recording;
+            }
+            assert!(Instant::now() < end, "never {what}: {recording:#?}");
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// The processes of the CLI that were started, dead or alive.
+    pub(crate) fn pids(&self) -> Vec<i32> {
+        self.recording().runs.iter().map(|run| run.pid).collect()
+    }
+
+    /// Waits until nobody is left in any group that the CLI was the leader of.
+    pub(crate) async fn all_gone(&self, bound: Duration) {
+        let groups: Vec<i32> = self.recording().runs.iter().map(|run| run.group).collect();
+        let end = Instant::now() + bound;
+        loop {
+            let left: Vec<i32> = groups
+                .iter()
+                .flat_map(|group| processes::alive_in_group(*group))
+                .collect();
+            if left.is_empty() {
+                return;
+            }
+            assert!(
+                Instant::now() < end,
+                "still alive after {bound:?}: {left:?}"
+            );
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// The Messages requests that reached the upstream.
+    pub(crate) fn sent(&self) -> Vec<Recorded> {
+        self.upstream.messages()
+    }
+}
+
+/// A request of one user text.
+pub(crate) fn ask(text: impl Into<String>) -> Request {
+    let mut request = Request::new("sonnet", vec![Message::user(text)]);
+    request.system = "You are a test.".to_owned();
+    request
+}
+
+/// The same with the tools `read` and `write`.
+pub(crate) fn ask_with_tools(text: impl Into<String>) -> Request {
+    let mut request = ask(text);
+    request.tools = vec![tool("read"), tool("write")];
+    request
+}
+
+pub(crate) fn tool(name: &str) -> Tool {
+    Tool {
+        name: name.to_owned(),
+        description: format!("The tool {name}."),
+        input_schema: json!({"type": "object", "properties": {"path": {"type": "string"}}}),
+    }
+}
+
+/// Deadlines for a test; the others stay long.
+pub(crate) fn limits(start_ms: u64, idle_ms: u64, total_ms: u64) -> Limits {
+    Limits {
+        start: Duration::from_millis(start_ms),
+        idle: Duration::from_millis(idle_ms),
+        total: Duration::from_millis(total_ms),
+    }
+}
+
+/// Everything that a generation gave.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    pub(crate) events: Vec<Event>,
+    pub(crate) done: Option<Done>,
+    pub(crate) error: Option<Error>,
+    /// From the call to the end.
+    pub(crate) took: Duration,
+}
+
+/// Hears a generation to its end; a test that hears nothing for [`PATIENCE`] fails.
+pub(crate) async fn hear(mut generation: Generation) -> Heard {
+    let mut heard = Heard::default();
+    let started = Instant::now();
+    loop {
+        let next = tokio::time::timeout(PATIENCE, generation.next());
+        let Ok(next) = next.await else {
+            panic!("nothing more came within {PATIENCE:?} after {heard:?}");
+        };
+        match next {
+            Some(Ok(Event::Done(done))) => heard.done = Some(done),
+            Some(Ok(event)) => heard.events.push(event),
+            Some(Err(error)) => heard.error = Some(error),
+            None => {
+                heard.took = started.elapsed();
+                assert!(
+                    heard.done.is_some() != heard.error.is_some(),
+                    "not exactly one end: {heard:?}"
+                );
+                return heard;
+            }
+        }
+    }
+}
+
+/// Asks and hears to the end.
+pub(crate) async fn told(provider: &Provider, request: Request) -> Heard {
+    hear(provider.generate(request)).await
+}
+
+/// Hears until an event is so, and leaves the generation open.
+pub(crate) async fn until(generation: &mut Generation, what: &str, is: impl Fn(&Event) -> bool) {
+    loop {
+        let next = tokio::time::timeout(PATIENCE, generation.next());
+        match next.await {
+            Ok(Some(Ok(event))) if is(&event) => return,
+            Ok(Some(Ok(_))) => {}
+            other => panic!("{other:?} came instead of {what}"),
+        }
+    }
+}
+
+pub(crate) fn is_text(event: &Event) -> bool {
+    matches!(event, Event::Text { .. })
+}
+
+impl Heard {
+    #[track_caller]
+    pub(crate) fn done(&self) -> &Done {
+        match (&self.done, &self.error) {
+            (Some(done), _) => done,
+            (None, error) => panic!("failed: {}", error.as_ref().unwrap()),
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn error(&self) -> &Error {
+        match &self.error {
+            Some(error) => error,
+            None => panic!("did not fail: {self:?}"),
+        }
+    }
+
+    /// Fails unless it ended with this code; gives the error.
+    #[track_caller]
+    pub(crate) fn failed(&self, code: ErrorCode) -> &Error {
+        let error = self.error();
+        assert_eq!(error.code(), code, "{error}");
+        error
+    }
+
+    #[track_caller]
+    pub(crate) fn stop(&self) -> &StopReason {
+        &self.done().stop
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let parts = self.events.iter().filter_map(|event| match event {
+            Event::Text { text } => Some(text.as_str()),
+            _ => None,
+        });
+        parts.collect()
+    }
+
+    pub(crate) fn thinking(&self) -> String {
+        let parts = self.events.iter().filter_map(|event| match event {
+            Event::Thinking { text } => Some(text.as_str()),
+            _ => None,
+        });
+        parts.collect()
+    }
+
+    pub(crate) fn calls(&self) -> Vec<ToolCall> {
+        let calls = self.events.iter().filter_map(|event| match event {
+            Event::ToolCall(call) => Some(call.clone()),
+            _ => None,
+        });
+        calls.collect()
+    }
+
+    pub(crate) fn count(&self, is: impl Fn(&Event) -> bool) -> usize {
+        self.events.iter().filter(|event| is(event)).count()
+    }
+
+    pub(crate) fn refused_requests(&self) -> u32 {
+        let counts = self.events.iter().filter_map(|event| match event {
+            Event::Notice(Notice::RequestsRefused { count }) => Some(*count),
+            _ => None,
+        });
+        counts.sum()
+    }
+}
+
+/// The next request of a conversation: the answer, and a result for each call.
+pub(crate) fn go_on(request: &Request, done: &Done) -> Request {
+    let mut next = request.clone();
+    next.messages.push(done.message.clone());
+    let results: Vec<_> = done
+        .message
+        .tool_calls()
+        .map(|call| ToolResult::text(call.id.clone(), format!("result of {}", call.id.0)))
+        .collect();
+    if results.is_empty() {
+        next.messages
+            .push(Message::user("[[say going on]] and so on"));
+    } else {
+        next.messages.push(Message::results(results));
+    }
+    next
+}
+
+/// No rule of the API was broken by any request.
+#[track_caller]
+pub(crate) fn assert_valid(sent: &[Recorded]) {
+    for request in sent {
+        assert!(
+            request.violations.is_empty(),
+            "request {}: {:?}",
+            request.number,
+            request.violations
+        );
+    }
+}
