@@ -1,0 +1,165 @@
+//! docs/conformance: every file and every test that a row names is there, and what is done names a test.
+
+use std::collections::BTreeSet;
+
+use crate::text::{File, repository, root};
+
+/// The columns of a row.
+const COLUMNS: usize = 6;
+/// The words of the last column.
+const STATES: [&str; 4] = ["done", "partly", "later", "not ours"];
+
+/// One row.
+struct Row {
+    place: String,
+    id: String,
+    code: Vec<String>,
+    tests: Vec<String>,
+    state: String,
+}
+
+/// The rows of a page: `| id | statement | code | tests | deviation and reason | state |`.
+fn rows(page: &File) -> Vec<Result<Row, String>> {
+    let lines = page.raw.lines().enumerate();
+    lines
+        .filter(|(_, line)| {
+            line.starts_with("| ") && !line.starts_with("| id |") && !line.starts_with("| ---")
+        })
+        .map(|(index, line)| {
+            let place = format!("{}:{}", page.path, index + 1);
+            let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+            let [id, _, code, tests, _, state] = cells[..] else {
+                return Err(format!("{place}: {} columns, not {COLUMNS}", cells.len()));
+            };
+            Ok(Row {
+                place,
+                id: id.to_owned(),
+                code: quoted(code),
+                tests: quoted(tests),
+                state: state.to_owned(),
+            })
+        })
+        .collect()
+}
+
+/// What stands between back-quotes.
+fn quoted(cell: &str) -> Vec<String> {
+    cell.split('`')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
+}
+
+fn wrong(row: &Row, files: &[File], tests: &BTreeSet<String>) -> Vec<String> {
+    let mut found = Vec::new();
+    let state = row.state.split(':').next().unwrap_or_default();
+    if !STATES.contains(&state) {
+        found.push(format!("{}: {} is no state", row.place, row.state));
+    }
+    for path in &row.code {
+        let there = ["", "crates/", "crates/turnpass/src/"]
+            .map(|base| format!("{base}{path}"))
+            .iter()
+            .any(|path| {
+                let folder = format!("{}/", path.trim_end_matches('/'));
+                files
+                    .iter()
+                    .any(|file| file.path == *path || file.path.starts_with(&folder))
+            });
+        if !there {
+            found.push(format!("{}: there is no {path}", row.place));
+        }
+    }
+    for test in &row.tests {
+        let name = test.rsplit("::").next().unwrap_or_default();
+        if !tests.contains(name) {
+            found.push(format!("{}: there is no test {test}", row.place));
+        }
+    }
+    if row.state == "done" && (row.code.is_empty() || row.tests.is_empty()) {
+        found.push(format!(
+            "{}: {} is done without code or test",
+            row.place, row.id
+        ));
+    }
+    found
+}
+
+/// Names of test functions, and of trials that a program of tests makes from texts.
+fn test_names(files: &[File]) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for file in files.iter().filter(|file| file.is_rust()) {
+        for (_, code) in file.lines(true) {
+            let name = code.split("fn ").nth(1).map(|after| {
+                after
+                    .chars()
+                    .take_while(|c| c.is_alphanumeric() || *c == '_')
+                    .collect()
+            });
+            names.extend(name.filter(|name: &String| !name.is_empty()));
+        }
+        if file.is_test() {
+            names.extend(file.texts.iter().map(|(_, text)| text.clone()));
+        }
+    }
+    names
+}
+
+#[test]
+fn every_row_names_what_is_there() {
+    let files = repository();
+    let tests = test_names(&files);
+    let pages = files
+        .iter()
+        .filter(|file| file.path.starts_with("docs/conformance"));
+    let mut found = Vec::new();
+    let mut ids = BTreeSet::new();
+    let mut count = 0;
+    for row in pages.flat_map(rows) {
+        match row {
+            Err(what) => found.push(what),
+            Ok(row) => {
+                count += 1;
+                if !ids.insert(row.id.clone()) {
+                    found.push(format!("{}: {} stands twice", row.place, row.id));
+                }
+                found.extend(wrong(&row, &files, &tests));
+            }
+        }
+    }
+    assert!(count > 200, "{count} rows only");
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn a_row_that_is_wrong_is_found() {
+    let page = "| id | statement | code | tests | deviation and reason | state |\n\
+        | --- | --- | --- | --- | --- | --- |\n\
+        | A-1 | x | `turn.rs` | `a_row_that_is_wrong_is_found` |  | done |\n\
+        | A-2 | x | `gone.rs` | `no_such_test` |  | done |\n\
+        | A-3 | x |  |  |  | done |\n\
+        | A-4 | x |  |  |  | nearly |\n\
+        | A-5 | x |  |  | done |\n";
+    let page = File::new("docs/conformance/x.md", page);
+    let files = repository();
+    let tests = test_names(&files);
+    let judged: Vec<usize> = rows(&page)
+        .into_iter()
+        .map(|row| match row {
+            Ok(row) => wrong(&row, &files, &tests).len(),
+            Err(_) => 1,
+        })
+        .collect();
+    assert_eq!(judged, [0, 2, 1, 1, 1]);
+}
+
+#[test]
+fn the_index_names_every_page() {
+    let index = std::fs::read_to_string(root().join("docs/conformance.md")).unwrap();
+    for file in repository() {
+        if let Some(name) = file.path.strip_prefix("docs/conformance/") {
+            assert!(index.contains(&format!("(conformance/{name})")), "{name}");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Where an exception is made, and why.
+
+/// Files that may read the process environment. The laboratory is a program of its own and may too.
+pub(crate) const READS_ENVIRONMENT: &[&str] = &[
+    // The one snapshot of the library; everything else is given values.
+    "crates/turnpass/src/cli/environment.rs",
+    // The one reader of the program's settings.
+    "crates/turnpass-cli/src/context.rs",
+    // A command of the shell tool runs in the person's own environment.
+    "crates/turnpass-agent/src/tools/shell.rs",
+];
+
+/// Files and folders that may start a process.
+pub(crate) const STARTS_PROCESSES: &[&str] = &[
+    // The one type that owns a process group.
+    "crates/turnpass/src/process/",
+    // The laboratory is a program of its own.
+    "crates/turnpass-lab/",
+    // Copies a script without holding it open (ETXTBSY).
+    "crates/turnpass-cli/src/stage.rs",
+];
+
+/// Files that may start a task or a thread.
+pub(crate) const STARTS_TASKS: &[&str] = &[
+    // Pipes, the guard and the end of a process group.
+    "crates/turnpass/src/process/group.rs",
+    "crates/turnpass/src/process/stdin.rs",
+    // A connection of a lane, the lines of a CLI, the generations and the spares of a relay.
+    "crates/turnpass/src/relay/lane.rs",
+    "crates/turnpass/src/relay/kept.rs",
+    "crates/turnpass/src/relay/stable.rs",
+    // Tools that read files do so off the runtime's threads; the scripted transport answers from a task.
+    "crates/turnpass-agent/src/tools/mod.rs",
+    "crates/turnpass-agent/src/scripted.rs",
+    // Signals, and a terminal that cannot be waited for otherwise.
+    "crates/turnpass-cli/src/context.rs",
+    "crates/turnpass-cli/src/terminal.rs",
+];
+
+/// Files and folders whose functions are pure: bytes or values in, values out.
+pub(crate) const PURE: &[&str] = &[
+    "crates/turnpass/src/wire/",
+    "crates/turnpass/src/conversation/",
+    "crates/turnpass/src/turn.rs",
+    "crates/turnpass/src/relay/admission.rs",
+    "crates/turnpass/src/relay/fit.rs",
+    "crates/turnpass/src/relay/completion.rs",
+    "crates/turnpass/src/relay/isolation.rs",
+    "crates/turnpass/src/relay/native.rs",
+    "crates/turnpass/src/relay/reading.rs",
+    "crates/turnpass/src/relay/classify.rs",
+    "crates/turnpass/src/relay/prepared.rs",
+];
+
+/// Files above the limit: path, most lines, reason. The bounds only fall.
+pub(crate) const LONG_FILES: &[(&str, usize, &str)] = &[
+    (
+        "crates/turnpass/src/cli/locate.rs",
+        570,
+        "one rule after another in the order in which they are tried",
+    ),
+    (
+        "crates/turnpass/src/conversation/normalise.rs",
+        560,
+        "one pass; its rules, ids and media have files of their own",
+    ),
+    (
+        "crates/turnpass/src/relay/exchange.rs",
+        610,
+        "one loop over all that can happen in a generation",
+    ),
+    (
+        "crates/turnpass/src/turn.rs",
+        580,
+        "one decoder: every transition of a message stands in it",
+    ),
+    (
+        "crates/turnpass/src/wire/messages.rs",
+        680,
+        "every event of the service's stream, each with its fields",
+    ),
+    (
+        "crates/turnpass/src/wire/stream_json/records.rs",
+        600,
+        "every record of the CLI, each with its fields",
+    ),
+    (
+        "crates/turnpass-lab/src/cli/emulator/mod.rs",
+        550,
+        "the loop of the emulator",
+    ),
+    (
+        "crates/turnpass-lab/src/cli/emulator/turn.rs",
+        730,
+        "one turn of the emulator, as the real CLI was seen to take it",
+    ),
+    (
+        "crates/turnpass-lab/src/cli/player.rs",
+        740,
+        "one step after another of a script",
+    ),
+    (
+        "crates/turnpass-lab/src/cli/script.rs",
+        580,
+        "the file format of scripts: every field with its documentation",
+    ),
+    (
+        "crates/turnpass-lab/src/scenario/mod.rs",
+        580,
+        "the file format of scenarios: every field with its documentation",
+    ),
+    (
+        "crates/turnpass-lab/src/upstream/checks.rs",
+        570,
+        "one check after another of a Messages request",
+    ),
+];
+
+/// Test files that look again and again: path, reason. Each look is bounded and waits for a condition.
+pub(crate) const POLLS_IN_TESTS: &[&str] = &[
+    // Records of a scripted CLI arrive in a file, which has no event to wait for.
+    "crates/turnpass-lab/tests/support/mod.rs",
+];
+
+/// Places that may name the CLI's credential file: the laboratory writes a made-up one, and the pages speak of it.
+pub(crate) const NAMES_CREDENTIALS: &[&str] = &["crates/turnpass-lab/src/rig/", "docs/"];
+
+/// Files that may name the variables that are never set: they are stripped here, and imitated there.
+pub(crate) const NAMES_NEVER_SET: &[&str] = &[
+    "crates/turnpass/src/cli/environment.rs",
+    "crates/turnpass-lab/src/cli/emulator/",
+];
+
+/// Every file that a list names, for the check that it exists.
+pub(crate) fn named_files() -> Vec<&'static str> {
+    let lists = [
+        READS_ENVIRONMENT,
+        STARTS_PROCESSES,
+        STARTS_TASKS,
+        PURE,
+        POLLS_IN_TESTS,
+        NAMES_CREDENTIALS,
+        NAMES_NEVER_SET,
+    ];
+    let long = LONG_FILES.iter().map(|(path, ..)| *path);
+    let named = lists.into_iter().flatten().copied().chain(long);
+    named.filter(|path| !path.ends_with('/')).collect()
+}
