@@ -15,6 +15,7 @@ use super::lane::{Arrival, Lane};
 use super::native::{self, Native, NativeReader};
 use crate::cli::launch::{MCP_SERVER, PLACEHOLDER};
 use crate::cli::private_dir::PrivateDir;
+use crate::cli::starts::Turn;
 use crate::error::{Error, ErrorCode, Result};
 use crate::process::{ChildGroup, EndPolicy, Exit, Stdin, Stdout};
 use crate::request::TransportSession;
@@ -56,6 +57,7 @@ impl Running {
         dir: PrivateDir,
         expected: Expected,
         line_bytes: usize,
+        turn: Turn,
     ) -> Result<Self> {
         let stdout = group
             .take_stdout()
@@ -66,6 +68,7 @@ impl Running {
             NativeReader::new(expected),
             line_bytes,
             sender,
+            turn,
         ));
         Ok(Self {
             group,
@@ -117,10 +120,13 @@ async fn read_lines(
     mut reader: NativeReader,
     line_bytes: usize,
     natives: mpsc::Sender<Native>,
+    turn: Turn,
 ) {
+    let mut turn = Some(turn);
     let mut lines = LineSplitter::new(line_bytes);
     loop {
         let read = stdout.read_buf::<BytesMut>(lines.read_buf()).await;
+        turn.take();
         let ended = !matches!(read, Ok(1..));
         loop {
             let native = match lines.next_line() {

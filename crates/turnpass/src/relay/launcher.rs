@@ -1,6 +1,7 @@
 //! From a found, checked and signed-in CLI to a running process with its lane.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -14,10 +15,15 @@ use crate::cli::launch::{
     self, Ground, MCP_SERVER, McpServer, RelayAddress, RelayPerRequest, RelayWarm,
 };
 use crate::cli::private_dir::{PrivateDir, roots};
+use crate::cli::starts::Starts;
 use crate::error::{Error, ErrorCode, Result};
 use crate::models;
 use crate::request::{ModelId, Place, ThinkingDisplay};
 use crate::tools::Catalogue;
+
+/// Processes that start at the same time. A start takes one core for a third of a second, and several at once slow the
+/// generations that run, and may renew one sign-in at once (bug 43).
+const STARTS: NonZeroU32 = NonZeroU32::new(2).expect("two is not zero");
 
 /// Starts processes for a relay.
 #[derive(Debug)]
@@ -27,6 +33,7 @@ pub(crate) struct Launcher {
     inherited: InheritedCredentials,
     tool_server: Option<PathBuf>,
     learned: Mutex<BTreeSet<String>>,
+    starts: Starts,
 }
 
 /// What is to be started.
@@ -62,6 +69,7 @@ impl Launcher {
             inherited,
             tool_server,
             learned: Mutex::default(),
+            starts: Starts::new(STARTS),
         }
     }
 
@@ -104,7 +112,9 @@ impl Launcher {
     /// Starts a process. The sign-in is checked first.
     pub(crate) async fn start(&self, shape: &Shape<'_>) -> Result<Running> {
         let found = self.installed.checked().await?;
-        self.installed.signed_in().await?;
+        let sign_in = self.installed.signed_in().await?;
+        // Given back when the process has said its first word.
+        let turn = self.starts.turn(sign_in.expires_at).await?;
         let program = found.executable.path;
         let (lane, arrivals) = Lane::open().await?;
         let dir = PrivateDir::create(&roots(&self.snapshot))?;
@@ -159,7 +169,7 @@ impl Launcher {
             lane.admission().arm();
         }
         let group = launch.start(&dir)?;
-        Running::new(group, lane, arrivals, dir, expected, line_bytes)
+        Running::new(group, lane, arrivals, dir, expected, line_bytes, turn)
     }
 
     fn per_request(

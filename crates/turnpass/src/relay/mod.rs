@@ -7,14 +7,19 @@
 //!
 //! # The story of one generation
 //!
-//! 1. [`prepared`]: everything that can be wrong with a request is found before anything is started.
-//! 2. [`ProcessMode::Warm`]: a kept process is taken from the [`stable`], set to what is needed ([`fit`]), and given the
+//! 1. `prepared`: everything that can be wrong with a request is found before anything is started.
+//! 2. [`ProcessMode::Warm`]: a kept process is taken from the `stable`, set to what is needed (`fit`), and given the
 //!    placeholder, all in one write. [`ProcessMode::PerRequest`]: a process is started for it.
-//! 3. [`lane`] and [`admission`]: the CLI's request takes the one admission; later ones are refused with 410.
-//! 4. [`exchange`]: the request gets the host's messages and goes out; the answer is decoded as it passes ([`reading`]).
-//! 5. [`completion`]: the rest of the answer, tool calls first of all, is released when service and CLI agree.
+//! 3. `lane` and `admission`: the CLI's request takes the one admission; later ones are refused with 410.
+//! 4. `exchange`: the request gets the host's messages and goes out; the answer is decoded as it passes (`reading`).
+//! 5. `completion`: the rest of the answer, tool calls first of all, is released when service and CLI agree.
 //!
 //! Nothing certifies this way of using a subscription, so a relay is off unless it is chosen, and says so once.
+//!
+//! # Cancel safety
+//!
+//! Dropping a generation closes its connection to the service at once. A process per request is killed with its whole
+//! group; a kept process is put in order and serves on, or is ended when it cannot be within the grace.
 
 mod admission;
 mod classify;
@@ -255,21 +260,9 @@ impl Inner {
     }
 
     fn notices(&self, prepared: &Prepared) -> Vec<Notice> {
-        let mut notices = Vec::new();
-        if self.upstream.is_laboratory() {
-            notices.push(Notice::Laboratory);
-        }
-        if !self.warned.swap(true, Ordering::Relaxed) {
-            notices.push(Notice::Uncertified {
-                text: UNCERTIFIED.to_owned(),
-            });
-        }
-        if !prepared.changes.is_empty() {
-            notices.push(Notice::Normalised {
-                changes: prepared.changes.clone(),
-            });
-        }
-        notices
+        // Nothing of a laboratory run reaches the service, so there is nothing to certify or to charge.
+        let first = !self.upstream.is_laboratory() && !self.warned.swap(true, Ordering::Relaxed);
+        notices_of(self.upstream.is_laboratory(), first, &prepared.changes)
     }
 
     async fn need(&self, prepared: &Prepared, thinking: ThinkingDisplay) -> Result<Need> {
@@ -425,6 +418,19 @@ impl Inner {
     }
 }
 
+fn notices_of(laboratory: bool, first: bool, changes: &[String]) -> Vec<Notice> {
+    let uncertified = || Notice::Uncertified {
+        text: UNCERTIFIED.to_owned(),
+    };
+    let changes = changes.to_vec();
+    let found = [
+        laboratory.then_some(Notice::Laboratory),
+        first.then(uncertified),
+        (!changes.is_empty()).then_some(Notice::Normalised { changes }),
+    ];
+    found.into_iter().flatten().collect()
+}
+
 /// Whatever comes before the exchange counts against the start deadline.
 async fn within_start<T>(
     prepared: &Prepared,
@@ -463,4 +469,26 @@ const CANCEL_GRACE: std::time::Duration = std::time::Duration::from_millis(20);
 async fn lasting_cancel(cancelled: tokio_util::sync::CancellationToken) {
     cancelled.cancelled().await;
     tokio::time::sleep(CANCEL_GRACE).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_generation_says_that_nothing_certifies_this_and_a_laboratory_run_says_that_it_is_one()
+     {
+        assert!(
+            matches!(&notices_of(false, true, &[])[..], [Notice::Uncertified { text }] if text.contains("certify"))
+        );
+        assert!(notices_of(false, false, &[]).is_empty());
+        assert_eq!(notices_of(true, false, &[]), [Notice::Laboratory]);
+        let changed = vec!["one".to_owned()];
+        assert_eq!(
+            notices_of(false, false, &changed),
+            [Notice::Normalised {
+                changes: changed.clone()
+            }]
+        );
+    }
 }

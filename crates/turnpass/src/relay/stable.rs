@@ -25,9 +25,6 @@ use crate::tools::Catalogue;
 pub const PROCESS_BYTES: u64 = 200 * 1024 * 1024;
 /// How long a process that nobody needs is kept. One that was idle for seven minutes was as fast as ever (2.1.332).
 pub(crate) const IDLE_TTL: Duration = Duration::from_secs(10 * 60);
-/// Processes that start at the same time. A start takes one core for a third of a second, and several at once slow the
-/// generations that run (and refresh one sign-in at once: bug 43).
-const STARTS: usize = 2;
 /// Longest time for starting and priming a spare; 300 ms were measured, a busy machine takes seconds.
 const SPARE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a start is repeated for built-in plugins that slipped through (replay document: once).
@@ -39,7 +36,6 @@ pub(crate) struct Stable {
     launcher: Launcher,
     idle: Mutex<Vec<Kept>>,
     places: Arc<Semaphore>,
-    starts: Arc<Semaphore>,
     freed: Notify,
     spares: usize,
     tasks: TaskTracker,
@@ -65,7 +61,6 @@ impl Stable {
             launcher,
             idle: Mutex::default(),
             places: Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS))),
-            starts: Arc::new(Semaphore::new(STARTS)),
             freed: Notify::new(),
             spares,
             tasks: TaskTracker::new(),
@@ -170,8 +165,6 @@ impl Stable {
     }
 
     async fn start(&self, need: &Need, place: OwnedSemaphorePermit) -> Result<Kept> {
-        // The semaphore is never closed.
-        let _start = self.starts.acquire().await.map_err(|_| closed())?;
         let shape = Shape::Warm {
             thinking: need.key.thinking,
             in_band: need.in_band.as_ref(),
@@ -297,7 +290,6 @@ impl Stable {
 
     /// A process for one request.
     pub(crate) async fn start_alone(&self, shape: &Shape<'_>) -> Result<Running> {
-        let _start = self.starts.acquire().await.map_err(|_| closed())?;
         self.launcher.start(shape).await
     }
 
