@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use tokio_util::task::TaskTracker;
+
 use super::isolation::Expected;
 use super::kept::{REAL_LINE_BYTES, Running, WARM_LINE_BYTES};
 use super::lane::Lane;
@@ -27,6 +29,7 @@ pub(crate) struct Launcher {
     inherited: InheritedCredentials,
     tool_server: Option<PathBuf>,
     learned: Mutex<BTreeSet<String>>,
+    tasks: TaskTracker,
 }
 
 /// What is to be started.
@@ -55,6 +58,7 @@ impl Launcher {
         snapshot: Snapshot,
         inherited: InheritedCredentials,
         tool_server: Option<PathBuf>,
+        tasks: TaskTracker,
     ) -> Self {
         Self {
             installed,
@@ -62,6 +66,7 @@ impl Launcher {
             inherited,
             tool_server,
             learned: Mutex::default(),
+            tasks,
         }
     }
 
@@ -159,7 +164,14 @@ impl Launcher {
             lane.admission().arm();
         }
         let group = launch.start(&dir)?;
-        Running::new(group, lane, arrivals, dir, expected, line_bytes)
+        Running::new(
+            group,
+            (lane, arrivals),
+            dir,
+            expected,
+            line_bytes,
+            &self.tasks,
+        )
     }
 
     fn per_request(

@@ -57,7 +57,13 @@ pub(crate) struct Need {
 }
 
 impl Stable {
-    pub(crate) fn new(launcher: Launcher, memory_budget_bytes: u64, spares: usize) -> Arc<Self> {
+    /// `tasks` are those that the launcher was given: shutdown waits for them.
+    pub(crate) fn new(
+        launcher: Launcher,
+        tasks: TaskTracker,
+        memory_budget_bytes: u64,
+        spares: usize,
+    ) -> Arc<Self> {
         let places = usize::try_from(memory_budget_bytes / PROCESS_BYTES)
             .unwrap_or(usize::MAX)
             .max(1);
@@ -68,7 +74,7 @@ impl Stable {
             starts: Arc::new(Semaphore::new(STARTS)),
             freed: Notify::new(),
             spares,
-            tasks: TaskTracker::new(),
+            tasks,
             closing: CancellationToken::new(),
         });
         // The reaper holds no process and no reference that keeps the stable alive.
