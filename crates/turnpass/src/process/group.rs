@@ -268,6 +268,19 @@ impl ChildGroup {
         }
     }
 
+    /// Waits until leader and guard are reaped, so that nothing of the group is left. Unbounded by itself.
+    ///
+    /// The future does not borrow the group, and dropping it loses nothing.
+    pub fn gone(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut state = self.state.clone();
+        async move {
+            // The sender is dropped early only when the runtime shuts down; the group was killed then.
+            let _ = state
+                .wait_for(|state| matches!(state, State::Gone(_)))
+                .await;
+        }
+    }
+
     /// Ends the group and waits until it is reaped: end of input, SIGTERM, SIGKILL, within the policy's bounds.
     ///
     /// Dropping the future kills the group at once.

@@ -75,7 +75,8 @@ fn classify(status: u16, body: &ErrorBody, limits: Option<&UnifiedHeaders>) -> E
         429 => ErrorCode::RateLimit,
         OVERLOADED => ErrorCode::Overloaded,
         _ if body.kind == "overloaded_error" => ErrorCode::Overloaded,
-        500.. => ErrorCode::UpstreamError,
+        // The service's own clients send 408 and 409 again, as they do a 5xx.
+        408 | 409 | 500.. => ErrorCode::UpstreamError,
         _ => ErrorCode::UpstreamRejected,
     };
     Error::new(code, detail(status, body, code))

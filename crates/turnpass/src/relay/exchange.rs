@@ -142,6 +142,7 @@ impl<'a> Exchange<'a> {
         };
         let remains = Remains {
             body: self.body.take(),
+            sent: self.upstream_requests > 0,
             native_is_over: self.evidence.native_is_over(),
             native_is_good: matches!(
                 self.evidence.result,
@@ -562,6 +563,8 @@ impl<'a> Exchange<'a> {
 /// What is left of a generation after its end.
 pub(crate) struct Remains {
     body: Option<AnswerBody>,
+    /// Something went to the service.
+    pub(crate) sent: bool,
     /// The CLI has ended its turn.
     pub(crate) native_is_over: bool,
     /// ... and well.

@@ -4,8 +4,9 @@ use bytes::BytesMut;
 use serde_json::value::{RawValue, to_raw_value};
 use tokio::io::AsyncReadExt;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::completion::FINALISATION_GRACE;
 use super::exchange::Seat;
@@ -15,7 +16,6 @@ use super::lane::{Arrival, Lane};
 use super::native::{self, Native, NativeReader};
 use crate::cli::launch::{MCP_SERVER, PLACEHOLDER};
 use crate::cli::private_dir::PrivateDir;
-use crate::cli::starts::Turn;
 use crate::error::{Error, ErrorCode, Result};
 use crate::process::{ChildGroup, EndPolicy, Exit, Stdin, Stdout};
 use crate::request::TransportSession;
@@ -44,21 +44,26 @@ pub(crate) struct Running {
     pub(crate) arrivals: mpsc::Receiver<Arrival>,
     pub(crate) natives: mpsc::Receiver<Native>,
     _reading: AbortOnDropHandle<()>,
-    /// Removed after the process, since fields are dropped in order.
-    _dir: PrivateDir,
+    /// Ends when the process is gone and its files are removed, also after a drop.
+    removed: JoinHandle<()>,
 }
 
 impl Running {
-    /// Takes over a started process.
+    /// Takes over a started process. Among `tasks` is its end from here on, so whoever waits for them waits for it too.
     pub(crate) fn new(
         mut group: ChildGroup,
-        lane: Lane,
-        arrivals: mpsc::Receiver<Arrival>,
+        (lane, arrivals): (Lane, mpsc::Receiver<Arrival>),
         dir: PrivateDir,
         expected: Expected,
         line_bytes: usize,
-        turn: Turn,
+        tasks: &TaskTracker,
     ) -> Result<Self> {
+        let gone = group.gone();
+        let removed = tasks.spawn(async move {
+            // A process that still runs could make files anew.
+            gone.await;
+            drop(dir);
+        });
         let stdout = group
             .take_stdout()
             .ok_or_else(|| Error::new(ErrorCode::Internal, "a new process has no output"))?;
@@ -68,7 +73,6 @@ impl Running {
             NativeReader::new(expected),
             line_bytes,
             sender,
-            turn,
         ));
         Ok(Self {
             group,
@@ -76,7 +80,7 @@ impl Running {
             arrivals,
             natives,
             _reading: AbortOnDropHandle::new(reading),
-            _dir: dir,
+            removed,
         })
     }
 
@@ -111,7 +115,10 @@ impl Running {
 
     /// Ends the process within the policy's bounds, then removes its files.
     pub(crate) async fn end(self, policy: EndPolicy) -> Result<Exit> {
-        self.group.end(policy).await
+        let exit = self.group.end(policy).await?;
+        // Its files are removed; the task is dropped early only with its runtime, and they go with it.
+        let _ = self.removed.await;
+        Ok(exit)
     }
 }
 
@@ -120,13 +127,10 @@ async fn read_lines(
     mut reader: NativeReader,
     line_bytes: usize,
     natives: mpsc::Sender<Native>,
-    turn: Turn,
 ) {
-    let mut turn = Some(turn);
     let mut lines = LineSplitter::new(line_bytes);
     loop {
         let read = stdout.read_buf::<BytesMut>(lines.read_buf()).await;
-        turn.take();
         let ended = !matches!(read, Ok(1..));
         loop {
             let native = match lines.next_line() {

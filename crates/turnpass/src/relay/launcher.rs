@@ -5,6 +5,8 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use tokio_util::task::TaskTracker;
+
 use super::isolation::Expected;
 use super::kept::{REAL_LINE_BYTES, Running, WARM_LINE_BYTES};
 use super::lane::Lane;
@@ -34,6 +36,7 @@ pub(crate) struct Launcher {
     tool_server: Option<PathBuf>,
     learned: Mutex<BTreeSet<String>>,
     starts: Starts,
+    tasks: TaskTracker,
 }
 
 /// What is to be started.
@@ -62,6 +65,7 @@ impl Launcher {
         snapshot: Snapshot,
         inherited: InheritedCredentials,
         tool_server: Option<PathBuf>,
+        tasks: TaskTracker,
     ) -> Self {
         Self {
             installed,
@@ -70,6 +74,7 @@ impl Launcher {
             tool_server,
             learned: Mutex::default(),
             starts: Starts::new(STARTS),
+            tasks,
         }
     }
 
@@ -113,8 +118,8 @@ impl Launcher {
     pub(crate) async fn start(&self, shape: &Shape<'_>) -> Result<Running> {
         let found = self.installed.checked().await?;
         let sign_in = self.installed.signed_in().await?;
-        // Given back when the process has said its first word.
-        let turn = self.starts.turn(sign_in.expires_at).await?;
+        // TURN
+        let _turn = self.starts.turn(sign_in.expires_at).await?;
         let program = found.executable.path;
         let (lane, arrivals) = Lane::open().await?;
         let dir = PrivateDir::create(&roots(&self.snapshot))?;
@@ -169,7 +174,14 @@ impl Launcher {
             lane.admission().arm();
         }
         let group = launch.start(&dir)?;
-        Running::new(group, lane, arrivals, dir, expected, line_bytes, turn)
+        Running::new(
+            group,
+            (lane, arrivals),
+            dir,
+            expected,
+            line_bytes,
+            &self.tasks,
+        )
     }
 
     fn per_request(

@@ -44,6 +44,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 use self::exchange::{Ended, Exchange, Remains, is_reusable};
 use self::fit::{Fit, Key};
@@ -160,13 +161,15 @@ impl RelayTransport {
             snapshot.clone(),
             options.inherited_credentials,
         );
+        let tasks = TaskTracker::new();
         let launcher = Launcher::new(
             installed,
             snapshot,
             options.inherited_credentials,
             options.tool_server,
+            tasks.clone(),
         );
-        let stable = Stable::new(launcher, options.memory_budget_bytes, options.spares);
+        let stable = Stable::new(launcher, tasks, options.memory_budget_bytes, options.spares);
         Ok(Self {
             inner: Arc::new(Inner {
                 stable,
@@ -290,14 +293,20 @@ impl Inner {
         started: Instant,
     ) -> Result<()> {
         let need = self.need(prepared, thinking).await?;
-        for _ in 0..=RELAUNCHES {
+        let (mut relaunches, mut replacements) = (0, 0);
+        while relaunches <= RELAUNCHES {
             let mut kept = within_start(prepared, started, self.stable.take(&need)).await?;
             let how = how_of(&kept, &need.fit);
+            let mut may_replace = how.kind == PlanKind::Warm && replacements < REPLACEMENTS;
             kept.running.lane.admission().arm();
             let controls = match kept.write_burst(&need.fit, need.in_band.as_ref()) {
                 Ok(controls) => controls,
                 Err(error) => {
                     self.stable.end(kept);
+                    if may_replace && error.code() == ErrorCode::ProcessExit {
+                        replacements += 1;
+                        continue;
+                    }
                     return Err(error);
                 }
             };
@@ -317,8 +326,15 @@ impl Inner {
                 Ended::Relaunch(plugins) => {
                     self.stable.learn(plugins);
                     self.stable.end(kept);
+                    relaunches += 1;
                 }
                 Ended::Failed(error) => {
+                    may_replace &= !remains.sent && error.code() == ErrorCode::ProcessExit;
+                    if may_replace {
+                        self.stable.end(kept);
+                        replacements += 1;
+                        continue;
+                    }
                     remains.hang_up();
                     self.settle(kept, remains, &need, error.code() != ErrorCode::Auth);
                     return Err(error);
@@ -461,6 +477,10 @@ fn how_of(kept: &Kept, wanted: &Fit) -> Plan {
         reason: reason.to_owned(),
     }
 }
+
+/// Kept processes that may turn out to be dead within one generation, before anything was sent: a death is noticed
+/// within milliseconds, so this is the one that happened at the very moment when the process was taken (bug 22).
+const REPLACEMENTS: u32 = 1;
 
 /// An exchange sees a cancel at once and puts its process in order; only when nothing has seen it after this long is the
 /// whole task dropped, which kills what it owns.

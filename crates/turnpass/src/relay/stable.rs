@@ -53,7 +53,13 @@ pub(crate) struct Need {
 }
 
 impl Stable {
-    pub(crate) fn new(launcher: Launcher, memory_budget_bytes: u64, spares: usize) -> Arc<Self> {
+    /// `tasks` are those that the launcher was given: shutdown waits for them.
+    pub(crate) fn new(
+        launcher: Launcher,
+        tasks: TaskTracker,
+        memory_budget_bytes: u64,
+        spares: usize,
+    ) -> Arc<Self> {
         let places = usize::try_from(memory_budget_bytes / PROCESS_BYTES)
             .unwrap_or(usize::MAX)
             .max(1);
@@ -63,7 +69,7 @@ impl Stable {
             places: Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS))),
             freed: Notify::new(),
             spares,
-            tasks: TaskTracker::new(),
+            tasks,
             closing: CancellationToken::new(),
         });
         // The reaper holds no process and no reference that keeps the stable alive.
