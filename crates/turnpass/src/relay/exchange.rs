@@ -6,10 +6,11 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
-use tokio::sync::mpsc;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 
 use super::admission::Stage;
@@ -52,6 +53,8 @@ pub(crate) struct Seat<'a> {
     pub(crate) lane: &'a Lane,
     pub(crate) arrivals: &'a mut mpsc::Receiver<Arrival>,
     pub(crate) natives: &'a mut mpsc::Receiver<Native>,
+    /// Given back with the CLI's first request.
+    pub(crate) starting: &'a mut Option<OwnedSemaphorePermit>,
     pub(crate) exit: Pin<Box<dyn Future<Output = Exit> + Send>>,
     /// Answers what the CLI asks.
     pub(crate) asked: Asked<'a>,
@@ -61,10 +64,18 @@ pub(crate) struct Seat<'a> {
     pub(crate) isolated: bool,
 }
 
+/// What all generations of a transport share.
+pub(crate) struct Service<'a> {
+    pub(crate) upstream: &'a Upstream,
+    /// The right to renew a sign-in.
+    pub(crate) renewals: Arc<Semaphore>,
+}
+
 /// One generation.
 pub(crate) struct Exchange<'a> {
     seat: Seat<'a>,
     upstream: &'a Upstream,
+    renewals: Arc<Semaphore>,
     prepared: &'a Prepared,
     events: &'a mut EventSender,
     limits: Limits,
@@ -78,6 +89,11 @@ pub(crate) struct Exchange<'a> {
     first_body: Option<Bytes>,
     sending: Option<Pin<Box<dyn Future<Output = Result<Answer>> + Send>>>,
     body: Option<AnswerBody>,
+    /// A refused sign-in that waits for the right to be renewed, and that right while it is.
+    to_renew: Option<(Admitted, Reply)>,
+    may_renew:
+        Option<Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>>,
+    renewing: Option<OwnedSemaphorePermit>,
     /// The CLI's copy of the answer (per request only).
     copy: Option<mpsc::Sender<Result<Bytes, BrokenOff>>>,
     copying: Option<Result<Bytes, BrokenOff>>,
@@ -98,7 +114,7 @@ impl<'a> Exchange<'a> {
     pub(crate) fn new(
         mode: ProcessMode,
         seat: Seat<'a>,
-        upstream: &'a Upstream,
+        service: Service<'a>,
         prepared: &'a Prepared,
         events: &'a mut EventSender,
         how: Plan,
@@ -114,6 +130,9 @@ impl<'a> Exchange<'a> {
             first_body: None,
             sending: None,
             body: None,
+            to_renew: None,
+            may_renew: None,
+            renewing: None,
             copy: None,
             copying: None,
             finished: None,
@@ -124,7 +143,8 @@ impl<'a> Exchange<'a> {
             whole: None,
             host_is_slow: false,
             seat,
-            upstream,
+            upstream: service.upstream,
+            renewals: service.renewals,
             prepared,
             events,
         }
@@ -134,6 +154,7 @@ impl<'a> Exchange<'a> {
     pub(crate) async fn run(mut self) -> (Ended, Remains) {
         let ended = self.table().await;
         self.seat.lane.admission().void();
+        *self.seat.starting = None;
         let ended = match ended {
             Ended::Failed(error) => {
                 Ended::Failed(error.with_output_seen(self.reading.turn().output_seen()))
@@ -142,6 +163,7 @@ impl<'a> Exchange<'a> {
         };
         let remains = Remains {
             body: self.body.take(),
+            nothing_was_sent: self.upstream_requests == 0,
             native_is_over: self.evidence.native_is_over(),
             native_is_good: matches!(
                 self.evidence.result,
@@ -175,6 +197,10 @@ impl<'a> Exchange<'a> {
                     Ok(())
                 }
                 answer = pending(&mut self.sending) => self.answered(answer).await,
+                right = pending(&mut self.may_renew) => {
+                    self.renew(right.ok());
+                    Ok(())
+                }
                 chunk = next_chunk(&mut self.body), if self.queue.is_empty() && self.copying.is_none() => {
                     self.take(chunk)
                 }
@@ -274,6 +300,11 @@ impl<'a> Exchange<'a> {
 
     /// A request came in over the lane.
     fn arrived(&mut self, arrival: Arrival) -> Result<()> {
+        if matches!(arrival, Arrival::Request(_)) {
+            // It comes with the sign-in as the CLI has it, renewed if that was due.
+            *self.seat.starting = None;
+            self.renewing = None;
+        }
         match arrival {
             Arrival::Request(admitted) if self.seat.isolated => self.admit(admitted),
             Arrival::Request(admitted) => {
@@ -426,12 +457,22 @@ impl<'a> Exchange<'a> {
                 status: Some(401),
                 reason,
             }));
-            admitted.answer(whole);
+            self.to_renew = Some((admitted, whole));
+            self.may_renew = Some(Box::pin(Arc::clone(&self.renewals).acquire_owned()));
             return Ok(());
         }
         admitted.answer(self.in_place_of(Some(whole)));
         self.evidence.answer = Judged::Failed(error);
         Ok(())
+    }
+
+    /// No other process renews the sign-in now, so this one may: it hears that the service refused it.
+    fn renew(&mut self, right: Option<OwnedSemaphorePermit>) {
+        self.may_renew = None;
+        self.renewing = right;
+        if let Some((admitted, refusal)) = self.to_renew.take() {
+            admitted.answer(refusal);
+        }
     }
 
     /// What the CLI is told of a failed answer. A kept process is told that all is well, so that it asks nothing more and
@@ -562,6 +603,8 @@ impl<'a> Exchange<'a> {
 /// What is left of a generation after its end.
 pub(crate) struct Remains {
     body: Option<AnswerBody>,
+    /// The service has seen no request.
+    pub(crate) nothing_was_sent: bool,
     /// The CLI has ended its turn.
     pub(crate) native_is_over: bool,
     /// ... and well.

@@ -40,7 +40,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::time::Instant;
 
-use self::exchange::{Ended, Exchange, Remains, is_reusable};
+use self::exchange::{Ended, Exchange, Remains, Service, is_reusable};
 use self::fit::{Fit, Key};
 use self::kept::Kept;
 use self::launcher::{Launcher, Shape};
@@ -297,14 +297,20 @@ impl Inner {
         started: Instant,
     ) -> Result<()> {
         let need = self.need(prepared, thinking).await?;
+        let mut failed = undisableable();
         for _ in 0..=RELAUNCHES {
             let mut kept = within_start(prepared, started, self.stable.take(&need)).await?;
+            let was_kept = kept.fit.is_some();
             let how = how_of(&kept, &need.fit);
             kept.running.lane.admission().arm();
             let controls = match kept.write_burst(&need.fit, need.in_band.as_ref()) {
                 Ok(controls) => controls,
                 Err(error) => {
                     self.stable.end(kept);
+                    if was_kept {
+                        failed = error;
+                        continue;
+                    }
                     return Err(error);
                 }
             };
@@ -312,7 +318,7 @@ impl Inner {
             let exchange = Exchange::new(
                 ProcessMode::Warm,
                 seat,
-                &self.upstream,
+                self.service(),
                 prepared,
                 events,
                 how,
@@ -325,8 +331,18 @@ impl Inner {
                     self.stable.learn(plugins);
                     self.stable.end(kept);
                 }
+                // It died while nobody needed it, which is no failure of this generation (bug 22).
+                Ended::Failed(error)
+                    if was_kept
+                        && remains.nothing_was_sent
+                        && error.code() == ErrorCode::ProcessExit =>
+                {
+                    failed = error;
+                    self.stable.end(kept);
+                }
                 Ended::Failed(error) => {
                     remains.hang_up();
+                    let error = kept.running.cause(error).await;
                     self.settle(kept, remains, &need, error.code() != ErrorCode::Auth);
                     return Err(error);
                 }
@@ -342,10 +358,14 @@ impl Inner {
                 }
             }
         }
-        Err(Error::new(
-            ErrorCode::IsolationCustomizations,
-            "a built-in plugin cannot be disabled",
-        ))
+        Err(failed)
+    }
+
+    fn service(&self) -> Service<'_> {
+        Service {
+            upstream: &self.upstream,
+            renewals: self.stable.renewals(),
+        }
     }
 
     /// Puts a process back after its CLI has ended the turn, or ends it. The host does not wait for that.
@@ -385,7 +405,7 @@ impl Inner {
             let exchange = Exchange::new(
                 ProcessMode::PerRequest,
                 seat,
-                &self.upstream,
+                self.service(),
                 prepared,
                 events,
                 how,
@@ -407,6 +427,7 @@ impl Inner {
                 }
                 Ended::Failed(error) => {
                     remains.hang_up();
+                    let error = running.cause(error).await;
                     running.end(EndPolicy::KILL).await?;
                     return Err(error);
                 }
@@ -418,11 +439,16 @@ impl Inner {
                 }
             }
         }
-        Err(Error::new(
-            ErrorCode::IsolationCustomizations,
-            "a built-in plugin cannot be disabled",
-        ))
+        Err(undisableable())
     }
+}
+
+/// A built-in plugin slipped through although the start before had disabled it.
+fn undisableable() -> Error {
+    Error::new(
+        ErrorCode::IsolationCustomizations,
+        "a built-in plugin cannot be disabled",
+    )
 }
 
 /// Whatever comes before the exchange counts against the start deadline.

@@ -25,9 +25,12 @@ use crate::tools::Catalogue;
 pub const PROCESS_BYTES: u64 = 200 * 1024 * 1024;
 /// How long a process that nobody needs is kept. One that was idle for seven minutes was as fast as ever (2.1.332).
 pub(crate) const IDLE_TTL: Duration = Duration::from_secs(10 * 60);
-/// Processes that start at the same time. A start takes one core for a third of a second, and several at once slow the
-/// generations that run (and refresh one sign-in at once: bug 43).
+/// Processes that start at the same time; a start is over when the CLI's first request comes. It takes one core for a
+/// third of a second, and several at once slow the generations that run (and renew one sign-in at once: bug 43).
 const STARTS: usize = 2;
+/// Processes that renew their sign-in at the same time. What they renew it with may be used once, and the loser of a race
+/// is signed out (bug 43).
+const RENEWALS: usize = 1;
 /// Longest time for starting and priming a spare; 300 ms were measured, a busy machine takes seconds.
 const SPARE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a start is repeated for built-in plugins that slipped through (replay document: once).
@@ -40,6 +43,7 @@ pub(crate) struct Stable {
     idle: Mutex<Vec<Kept>>,
     places: Arc<Semaphore>,
     starts: Arc<Semaphore>,
+    renewals: Arc<Semaphore>,
     freed: Notify,
     spares: usize,
     tasks: TaskTracker,
@@ -66,6 +70,7 @@ impl Stable {
             idle: Mutex::default(),
             places: Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS))),
             starts: Arc::new(Semaphore::new(STARTS)),
+            renewals: Arc::new(Semaphore::new(RENEWALS)),
             freed: Notify::new(),
             spares,
             tasks: TaskTracker::new(),
@@ -170,13 +175,11 @@ impl Stable {
     }
 
     async fn start(&self, need: &Need, place: OwnedSemaphorePermit) -> Result<Kept> {
-        // The semaphore is never closed.
-        let _start = self.starts.acquire().await.map_err(|_| closed())?;
         let shape = Shape::Warm {
             thinking: need.key.thinking,
             in_band: need.in_band.as_ref(),
         };
-        let running = self.launcher.start(&shape).await?;
+        let running = self.start_alone(&shape).await?;
         Ok(Kept::new(
             running,
             need.key.clone(),
@@ -297,8 +300,17 @@ impl Stable {
 
     /// A process for one request.
     pub(crate) async fn start_alone(&self, shape: &Shape<'_>) -> Result<Running> {
-        let _start = self.starts.acquire().await.map_err(|_| closed())?;
-        self.launcher.start(shape).await
+        // The semaphore is never closed.
+        let starting = Arc::clone(&self.starts).acquire_owned().await;
+        let starting = starting.map_err(|_| closed())?;
+        let mut running = self.launcher.start(shape).await?;
+        running.starting = Some(starting);
+        Ok(running)
+    }
+
+    /// The right to renew a sign-in.
+    pub(crate) fn renewals(&self) -> Arc<Semaphore> {
+        Arc::clone(&self.renewals)
     }
 
     /// Ends what was idle too long. Returns when to look again.
