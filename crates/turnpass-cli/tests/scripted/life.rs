@@ -43,6 +43,7 @@ async fn bug_016_a_cli_that_writes_a_megabyte_before_it_reads() {
     let stage = Stage::json(json!({"runs": [run]}));
     let mut request = ask("[[say both ways]]");
     // Far more than a pipe takes, by the CLI's input.
+    request.model = "claude-opus-4-6[1m]".into();
     request.system = "x".repeat(3_000_000);
     let heard = told(&stage.provider(WARM), request).await;
     assert_eq!(heard.text(), "both ways");
@@ -55,6 +56,7 @@ async fn bug_016_a_cli_that_never_reads_ends_at_the_start_deadline() {
         let stage = Stage::json(json!({"runs": [silent, good(row)]}));
         let provider = stage.provider(row);
         let mut request = ask("x");
+        request.model = "claude-opus-4-6[1m]".into();
         request.system = "x".repeat(3_000_000);
         request.limits = limits(1_500, 60_000, 120_000);
         let heard = told(&provider, request).await;
@@ -344,7 +346,7 @@ async fn an_end_without_a_result_releases_no_call() {
     for end in [
         json!({"exit": 0}),
         json!({"exit": 3}),
-        json!({"kill_self": "SIGSEGV"}),
+        json!({"kill_self": "SIGABRT"}),
     ] {
         let call = json!({"reply": "forward_no_result", "body": body_with_tools()});
         let stage = Stage::json(json!({"runs": [turns(row, [posted(row, call), end])]}));

@@ -21,7 +21,7 @@ use crate::stage::Row;
 /// A whole run of the scripted CLI that takes the host's turns, with these steps in each: for a warm process again and
 /// again, for a process per request once.
 fn turns(row: Row, steps: impl IntoIterator<Item = Value>) -> Value {
-    let mut turn = vec![json!("send_init")];
+    let mut turn = vec![json!({"send_init": null})];
     turn.extend(steps);
     if row.is_warm() {
         turn.insert(0, json!({"expect": {"type": "user"}}));

@@ -101,6 +101,11 @@ impl Launcher {
         self.installed.shutdown().await;
     }
 
+    /// Checks the sign-in, or waits for a check that is under way; a success is kept for a while.
+    pub(crate) async fn signed_in(&self) -> Result<()> {
+        self.installed.signed_in().await.map(drop)
+    }
+
     /// Starts a process. The sign-in is checked first.
     pub(crate) async fn start(&self, shape: &Shape<'_>) -> Result<Running> {
         let found = self.installed.checked().await?;

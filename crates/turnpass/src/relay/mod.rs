@@ -343,7 +343,7 @@ impl Inner {
                 Ended::Failed(error) => {
                     remains.hang_up();
                     let error = kept.running.cause(error).await;
-                    self.settle(kept, remains, &need, error.code() != ErrorCode::Auth);
+                    self.settle(kept, remains, &need, leaves_it_usable(&error));
                     return Err(error);
                 }
                 Ended::Cancelled => {
@@ -441,6 +441,15 @@ impl Inner {
         }
         Err(undisableable())
     }
+}
+
+/// Whether a process may serve on after this failure. One that was refused as signed out holds a dead sign-in, and one
+/// that did not get as far as its request in time is not waited for any longer.
+fn leaves_it_usable(error: &Error) -> bool {
+    !matches!(
+        error.code(),
+        ErrorCode::Auth | ErrorCode::StartTimeout | ErrorCode::ControlTimeout
+    )
 }
 
 /// A built-in plugin slipped through although the start before had disabled it.

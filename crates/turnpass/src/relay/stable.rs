@@ -117,6 +117,8 @@ impl Stable {
             if let Some(kept) = self.take_idle(need) {
                 break kept;
             }
+            // Asked before a place is taken, so that all who wait share one answer (bug 128).
+            self.launcher.signed_in().await?;
             if let Some(place) = self.place() {
                 break self.start(need, place).await?;
             }
@@ -300,6 +302,7 @@ impl Stable {
 
     /// A process for one request.
     pub(crate) async fn start_alone(&self, shape: &Shape<'_>) -> Result<Running> {
+        self.launcher.signed_in().await?;
         // The semaphore is never closed.
         let starting = Arc::clone(&self.starts).acquire_owned().await;
         let starting = starting.map_err(|_| closed())?;
