@@ -103,7 +103,7 @@ async fn bug_094_a_second_generation_is_refused_and_the_first_stands() {
         ])]}));
         let heard = told(&stage.provider(row), ask("[[say first]]")).await;
         assert_eq!(heard.text(), "first");
-        assert_eq!(heard.refused_requests(), 2);
+        assert_eq!(heard.refused_requests(), 2, "{row:?}");
         assert_eq!(stage.sent().len(), 1);
     }
 }

@@ -57,8 +57,11 @@ async fn bug_046_no_combination_of_marks_is_a_clean_end() {
                 let heard = told(&provider, ask("[[say all of it]]")).await;
                 let error = heard.error();
                 assert!(!error.to_string().contains(SAID), "{case:?}: {error}");
-                assert_eq!(error.output_seen(), streamed, "{case:?}: {error}");
-                assert_eq!(heard.text(), if streamed { "all of it" } else { "" });
+                // A warm CLI has its synthetic answer, and may speak, before the host has the first words of the real one.
+                if !row.is_warm() {
+                    assert_eq!(error.output_seen(), streamed, "{case:?}: {error}");
+                    assert_eq!(heard.text(), if streamed { "all of it" } else { "" });
+                }
                 if case.2 == Some(401) {
                     assert_eq!(error.code(), ErrorCode::Auth, "{case:?}");
                 }

@@ -214,7 +214,7 @@ impl<'a> Exchange<'a> {
             }
             // The lane counts refusals even when the queue of arrivals is full.
             let refused = self.seat.lane.admission().refused();
-            self.evidence.refused = self.evidence.refused.max(refused);
+            self.evidence.refused = refused;
             match self.evidence.decide() {
                 Decision::Wait => {}
                 Decision::Fail(error) => return self.fail(error).await,
@@ -312,7 +312,6 @@ impl<'a> Exchange<'a> {
                 Ok(())
             }
             Arrival::Refused(refusal) => {
-                self.evidence.refused += u32::from(refusal.is_extra_generation());
                 if refusal == super::admission::Refusal::Key {
                     let what = "the CLI sent a key instead of the subscription's bearer";
                     return Err(Error::new(ErrorCode::IsolationAuth, what));
@@ -379,7 +378,6 @@ impl<'a> Exchange<'a> {
             Ok(restored) => restored,
             Err(prepared::Misfit::NotOurs) => {
                 let may_come = self.seat.lane.admission().give_back();
-                self.evidence.refused += 1;
                 admitted.answer(Reply::Gone);
                 let what = "too many requests without the placeholder came from the CLI";
                 return may_come
@@ -402,7 +400,6 @@ impl<'a> Exchange<'a> {
             .is_some_and(|first| *first == admitted.body);
         if !self.seat.lane.admission().may_send(same) {
             admitted.answer(Reply::Gone);
-            self.evidence.refused += 1;
             return Ok(());
         }
         self.first_body = Some(admitted.body.clone());
