@@ -150,7 +150,7 @@ async fn a_request_that_cannot_be_sent_starts_nothing() {
         ),
         (
             "a relative directory",
-            |r| r.place.directory = Some("here".into()),
+            |r| r.place.directory = Some("src".into()),
             ErrorCode::WorkingDirectory,
         ),
     ];
@@ -177,5 +177,28 @@ async fn a_request_that_cannot_be_sent_starts_nothing() {
         }
         assert!(stage.upstream.requests().is_empty());
         assert_eq!(told(&provider, ask("[[say fine]]")).await.text(), "fine");
+    }
+}
+
+#[tokio::test]
+async fn bug_028_a_nul_in_a_name_is_refused_before_any_start() {
+    let cases: [(Change, ErrorCode); 4] = [
+        (|r| r.model = "son\0net".into(), ErrorCode::RequestInvalid),
+        (|r| r.session.0.push('\0'), ErrorCode::RequestInvalid),
+        (|r| r.tools.push(tool("a\0b")), ErrorCode::ToolInvalid),
+        (
+            |r| r.place.time_zone = Some("UTC\0".into()),
+            ErrorCode::RequestInvalid,
+        ),
+    ];
+    for row in ROWS {
+        let stage = Stage::emulator();
+        let provider = stage.provider(row);
+        for (change, code) in cases {
+            let mut request = ask_with_tools("x");
+            change(&mut request);
+            told(&provider, request).await.failed(code);
+        }
+        assert!(stage.recording().runs.is_empty() && stage.upstream.requests().is_empty());
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use turnpass::ErrorCode;
 use turnpass_lab::scenario::{Cut, CutAt, CutHow, Item, Reply};
 
-use crate::stage::{MODES, PER_REQUEST, ROWS, Row, Stage, ask, ask_with_tools, told};
+use crate::stage::{MODES, ROWS, Row, Stage, ask, ask_with_tools, told};
 use crate::{body, post, posted, turns};
 
 /// What a CLI may ask before the real request: probes, a title, a quota check.
@@ -182,5 +182,4 @@ async fn the_cli_s_request_after_a_drop_costs_nothing() {
     let sent = stage.sent();
     assert_eq!(sent.len(), 1);
     assert!(String::from_utf8_lossy(&sent[0].body).contains("say new"));
-    let _ = PER_REQUEST;
 }

@@ -17,9 +17,11 @@ use crate::{post, posted, turns};
 /// A turn whose first record differs in these fields.
 fn with_init(row: crate::stage::Row, init: Value) -> Value {
     let mut run = turns(row, [post(row)]);
-    let text =
-        run.to_string()
-            .replacen(r#"{"send_init":null}"#, &json!({"send_init": init}).to_string(), 1);
+    let text = run.to_string().replacen(
+        r#"{"send_init":null}"#,
+        &json!({"send_init": init}).to_string(),
+        1,
+    );
     run = serde_json::from_str(&text).unwrap();
     run
 }
@@ -59,10 +61,7 @@ async fn bug_032_a_key_in_place_of_the_subscription_stops_before_the_service() {
             assert!(stage.sent().is_empty(), "{source}");
         }
         // The same when the request itself carries a key, whatever the record says.
-        let run = turns(
-            row,
-            [posted(row, json!({"headers": {"x-api-key": "sk"}}))],
-        );
+        let run = turns(row, [posted(row, json!({"headers": {"x-api-key": "sk"}}))]);
         let stage = Stage::json(json!({"runs": [run]}));
         told(&stage.provider(row), ask("x"))
             .await
@@ -165,6 +164,40 @@ async fn bug_063_and_074_every_tool_is_there_in_the_first_request() {
 }
 
 #[tokio::test]
+async fn bug_063_a_slow_tool_server_is_waited_for() {
+    let row = PER_REQUEST_MCP;
+    let stage = Stage::emulator();
+    let program = env!("CARGO_BIN_EXE_turnpass");
+    let slow = executable(
+        &stage,
+        "slow",
+        &format!("#!/bin/sh\nsleep 2\nexec '{program}' \"$@\"\n"),
+        0o755,
+    );
+    let options = RelayOptions {
+        tool_server: Some(slow),
+        ..stage.options(row)
+    };
+    let provider = Provider::new(RelayTransport::new(options).unwrap());
+    let heard = told(&provider, ask_with_tools("[[call read {}]]")).await;
+    assert_eq!(heard.calls().len(), 1);
+    assert_eq!(
+        stage.sent()[0].field("/tools/0/name").unwrap(),
+        "mcp__turnpass__read"
+    );
+    // One that never comes up is told before anything is sent.
+    let options = RelayOptions {
+        tool_server: Some("/bin/false".into()),
+        ..stage.options(row)
+    };
+    let provider = Provider::new(RelayTransport::new(options).unwrap());
+    told(&provider, ask_with_tools("x"))
+        .await
+        .failed(ErrorCode::McpStartup);
+    assert_eq!(stage.sent().len(), 1);
+}
+
+#[tokio::test]
 async fn built_in_plugins_are_learned_and_the_start_repeated_once_before_anything_is_sent() {
     for row in MODES {
         let plugins = EmulatorOptions {
@@ -227,25 +260,7 @@ async fn bug_027_the_command_line_stays_short_whatever_the_request_holds() {
 #[tokio::test]
 async fn bug_025_what_is_no_program_is_told_and_never_taken_for_signed_out() {
     let stage = Stage::emulator();
-    let fake = |name: &str, text: &str, mode: u32| {
-        let dir = stage.path(name);
-        std::fs::create_dir(&dir).unwrap();
-        let draft = dir.join("draft");
-        std::fs::write(&draft, text).unwrap();
-        std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(mode)).unwrap();
-        // Another process writes it, so that nobody here holds it open for writing when it is started.
-        let path = dir.join("claude");
-        assert!(
-            std::process::Command::new("cp")
-                .arg("-p")
-                .arg(&draft)
-                .arg(&path)
-                .status()
-                .unwrap()
-                .success()
-        );
-        path
-    };
+    let fake = |name: &str, text: &str, mode: u32| executable(&stage, name, text, mode);
     let cases = [
         (stage.path("nowhere/claude"), ErrorCode::ExecutableMissing),
         (
@@ -315,4 +330,22 @@ async fn a_warm_up_starts_and_primes_one_process_and_sends_nothing() {
     let heard = crate::stage::hear(relay.generate(request)).await;
     assert_eq!(heard.text(), "x");
     assert_eq!((stage.recording().runs.len(), stage.sent().len()), (1, 1));
+}
+
+/// A file named `claude` in a folder of this name.
+fn executable(stage: &Stage, name: &str, text: &str, mode: u32) -> std::path::PathBuf {
+    let dir = stage.path(name);
+    std::fs::create_dir(&dir).unwrap();
+    let draft = dir.join("draft");
+    std::fs::write(&draft, text).unwrap();
+    std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(mode)).unwrap();
+    // Another process writes it, so that nobody here holds it open for writing when it is started.
+    let path = dir.join("claude");
+    let copied = std::process::Command::new("cp")
+        .arg("-p")
+        .arg(&draft)
+        .arg(&path)
+        .status();
+    assert!(copied.unwrap().success());
+    path
 }
