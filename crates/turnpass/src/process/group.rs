@@ -87,6 +87,7 @@ pub struct ChildGroup {
     stdin: Stdin,
     stdout: Option<Stdout>,
     stderr: StderrTail,
+    stderr_ended: CancellationToken,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,11 +200,13 @@ impl ChildGroup {
             _ => Stdin::closed(),
         };
         let tail = StderrTail::default();
-        tokio::spawn(
-            abandoned
-                .clone()
-                .run_until_cancelled_owned(tail.clone().drain(stderr)),
-        );
+        let stderr_ended = CancellationToken::new();
+        let ended = stderr_ended.clone().drop_guard();
+        let (drained, given_up) = (tail.clone(), abandoned.clone());
+        tokio::spawn(async move {
+            given_up.run_until_cancelled(drained.drain(stderr)).await;
+            drop(ended);
+        });
         let (publish, state) = watch::channel(State::Running);
         let watched = Watched {
             release,
@@ -225,6 +228,7 @@ impl ChildGroup {
             stdin,
             stdout: Some(stdout),
             stderr: tail,
+            stderr_ended,
         })
     }
 
@@ -246,6 +250,18 @@ impl ChildGroup {
     /// The last [`super::STDERR_TAIL_BYTES`] of standard error. For a diagnosis that a person asked for; it may hold
     /// parts of a prompt or paths, so no error contains it.
     pub fn stderr_tail(&self) -> String {
+        self.stderr.text()
+    }
+
+    /// The same once standard error has ended, or after `limit`: what a program says last is read a moment after its exit
+    /// is known, and a process that it leaves behind may keep standard error open.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses nothing.
+    pub async fn last_words(&self, limit: Duration) -> String {
+        // Whether it ended or not, the tail is what is known.
+        let _ = tokio::time::timeout(limit, self.stderr_ended.cancelled()).await;
         self.stderr.text()
     }
 

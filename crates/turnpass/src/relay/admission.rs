@@ -220,14 +220,17 @@ impl Admission {
         false
     }
 
-    /// Whether a body may go upstream: the first may, the second only when it is the first one again.
+    /// Whether a body may go upstream: the first may, the second only when it is the first one again. One that may not
+    /// counts as refused.
     #[must_use]
-    pub(crate) fn may_send(&self, same_as_first: bool) -> bool {
-        match self.stage {
+    pub(crate) fn may_send(&mut self, same_as_first: bool) -> bool {
+        let may = match self.stage {
             Stage::Claimed => true,
             Stage::ClaimedAgain => same_as_first,
             _ => false,
-        }
+        };
+        self.refused = self.refused.saturating_add(u32::from(!may));
+        may
     }
 
     /// The upstream answered. Returns whether the same body may come once more.

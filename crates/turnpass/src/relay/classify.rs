@@ -133,18 +133,21 @@ fn is_usage_limit(said: &str, limits: Option<&UnifiedHeaders>) -> bool {
     match limits {
         Some(limits) => limits.status == Some(LimitStatus::Rejected),
         // Older wordings, for a service that sends no unified headers. "not your usage limit" is a throttle's.
-        None => {
-            !said.contains("not your usage limit")
-                && [
-                    "usage limit",
-                    "session limit",
-                    "weekly limit",
-                    "5-hour limit",
-                ]
-                .iter()
-                .any(|phrase| said.contains(phrase))
-        }
+        None => says_usage_limit(said),
     }
+}
+
+/// Whether a sentence in small letters tells of the plan's limit and not of a throttle (bug 48).
+pub(crate) fn says_usage_limit(said: &str) -> bool {
+    !said.contains("not your usage limit")
+        && [
+            "usage limit",
+            "session limit",
+            "weekly limit",
+            "5-hour limit",
+        ]
+        .iter()
+        .any(|phrase| said.contains(phrase))
 }
 
 fn unix(seconds: u64) -> SystemTime {

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use super::classify::says_usage_limit;
 use crate::error::{Error, ErrorCode};
 use crate::event::StopReason;
 use crate::process::Exit;
@@ -228,6 +229,10 @@ pub(crate) fn native_failure(failure: &Failure) -> Error {
         FailureKind::Billing => ErrorCode::Billing,
         FailureKind::Authentication => ErrorCode::Auth,
         FailureKind::ModelNotFound => ErrorCode::ModelNotFound,
+        // Versions before the word `usage_limit_reached` tell the plan's limit in their sentence alone.
+        FailureKind::RateLimited if says_usage_limit(&failure.text.to_lowercase()) => {
+            ErrorCode::UsageLimit
+        }
         FailureKind::RateLimited => ErrorCode::RateLimit,
         FailureKind::Overloaded => ErrorCode::Overloaded,
         FailureKind::Connection => ErrorCode::StreamInterrupted,

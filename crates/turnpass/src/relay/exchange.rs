@@ -6,10 +6,11 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
-use tokio::sync::mpsc;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 
 use super::admission::Stage;
@@ -22,6 +23,7 @@ use super::native::Native;
 use super::prepared::{self, Prepared};
 use super::reading::Reading;
 use super::upstream::{Answer, AnswerBody, Upstream};
+use crate::cli::starts::Turn as Start;
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Done, Event, Notice, Plan, StateOrder};
 use crate::process::Exit;
@@ -52,6 +54,8 @@ pub(crate) struct Seat<'a> {
     pub(crate) lane: &'a Lane,
     pub(crate) arrivals: &'a mut mpsc::Receiver<Arrival>,
     pub(crate) natives: &'a mut mpsc::Receiver<Native>,
+    /// Given back with the CLI's first request.
+    pub(crate) starting: &'a mut Option<Start>,
     pub(crate) exit: Pin<Box<dyn Future<Output = Exit> + Send>>,
     /// Answers what the CLI asks.
     pub(crate) asked: Asked<'a>,
@@ -61,10 +65,18 @@ pub(crate) struct Seat<'a> {
     pub(crate) isolated: bool,
 }
 
+/// What all generations of a transport share.
+pub(crate) struct Service<'a> {
+    pub(crate) upstream: &'a Upstream,
+    /// The right to renew a sign-in.
+    pub(crate) renewals: Arc<Semaphore>,
+}
+
 /// One generation.
 pub(crate) struct Exchange<'a> {
     seat: Seat<'a>,
     upstream: &'a Upstream,
+    renewals: Arc<Semaphore>,
     prepared: &'a Prepared,
     events: &'a mut EventSender,
     limits: Limits,
@@ -78,6 +90,11 @@ pub(crate) struct Exchange<'a> {
     first_body: Option<Bytes>,
     sending: Option<Pin<Box<dyn Future<Output = Result<Answer>> + Send>>>,
     body: Option<AnswerBody>,
+    /// A refused sign-in that waits for the right to be renewed, and that right while it is.
+    to_renew: Option<(Admitted, Reply)>,
+    may_renew:
+        Option<Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>>,
+    renewing: Option<OwnedSemaphorePermit>,
     /// The CLI's copy of the answer (per request only).
     copy: Option<mpsc::Sender<Result<Bytes, BrokenOff>>>,
     copying: Option<Result<Bytes, BrokenOff>>,
@@ -98,7 +115,7 @@ impl<'a> Exchange<'a> {
     pub(crate) fn new(
         mode: ProcessMode,
         seat: Seat<'a>,
-        upstream: &'a Upstream,
+        service: Service<'a>,
         prepared: &'a Prepared,
         events: &'a mut EventSender,
         how: Plan,
@@ -114,6 +131,9 @@ impl<'a> Exchange<'a> {
             first_body: None,
             sending: None,
             body: None,
+            to_renew: None,
+            may_renew: None,
+            renewing: None,
             copy: None,
             copying: None,
             finished: None,
@@ -124,7 +144,8 @@ impl<'a> Exchange<'a> {
             whole: None,
             host_is_slow: false,
             seat,
-            upstream,
+            upstream: service.upstream,
+            renewals: service.renewals,
             prepared,
             events,
         }
@@ -134,6 +155,7 @@ impl<'a> Exchange<'a> {
     pub(crate) async fn run(mut self) -> (Ended, Remains) {
         let ended = self.table().await;
         self.seat.lane.admission().void();
+        *self.seat.starting = None;
         let ended = match ended {
             Ended::Failed(error) => {
                 Ended::Failed(error.with_output_seen(self.reading.turn().output_seen()))
@@ -176,6 +198,10 @@ impl<'a> Exchange<'a> {
                     Ok(())
                 }
                 answer = pending(&mut self.sending) => self.answered(answer).await,
+                right = pending(&mut self.may_renew) => {
+                    self.renew(right.ok());
+                    Ok(())
+                }
                 chunk = next_chunk(&mut self.body), if self.queue.is_empty() && self.copying.is_none() => {
                     self.take(chunk)
                 }
@@ -189,7 +215,7 @@ impl<'a> Exchange<'a> {
             }
             // The lane counts refusals even when the queue of arrivals is full.
             let refused = self.seat.lane.admission().refused();
-            self.evidence.refused = self.evidence.refused.max(refused);
+            self.evidence.refused = refused;
             match self.evidence.decide() {
                 Decision::Wait => {}
                 Decision::Fail(error) => return self.fail(error).await,
@@ -275,6 +301,11 @@ impl<'a> Exchange<'a> {
 
     /// A request came in over the lane.
     fn arrived(&mut self, arrival: Arrival) -> Result<()> {
+        if matches!(arrival, Arrival::Request(_)) {
+            // It comes with the sign-in as the CLI has it, renewed if that was due.
+            *self.seat.starting = None;
+            self.renewing = None;
+        }
         match arrival {
             Arrival::Request(admitted) if self.seat.isolated => self.admit(admitted),
             Arrival::Request(admitted) => {
@@ -282,7 +313,6 @@ impl<'a> Exchange<'a> {
                 Ok(())
             }
             Arrival::Refused(refusal) => {
-                self.evidence.refused += u32::from(refusal.is_extra_generation());
                 if refusal == super::admission::Refusal::Key {
                     let what = "the CLI sent a key instead of the subscription's bearer";
                     return Err(Error::new(ErrorCode::IsolationAuth, what));
@@ -349,7 +379,6 @@ impl<'a> Exchange<'a> {
             Ok(restored) => restored,
             Err(prepared::Misfit::NotOurs) => {
                 let may_come = self.seat.lane.admission().give_back();
-                self.evidence.refused += 1;
                 admitted.answer(Reply::Gone);
                 let what = "too many requests without the placeholder came from the CLI";
                 return may_come
@@ -372,7 +401,6 @@ impl<'a> Exchange<'a> {
             .is_some_and(|first| *first == admitted.body);
         if !self.seat.lane.admission().may_send(same) {
             admitted.answer(Reply::Gone);
-            self.evidence.refused += 1;
             return Ok(());
         }
         self.first_body = Some(admitted.body.clone());
@@ -427,12 +455,22 @@ impl<'a> Exchange<'a> {
                 status: Some(401),
                 reason,
             }));
-            admitted.answer(whole);
+            self.to_renew = Some((admitted, whole));
+            self.may_renew = Some(Box::pin(Arc::clone(&self.renewals).acquire_owned()));
             return Ok(());
         }
         admitted.answer(self.in_place_of(Some(whole)));
         self.evidence.answer = Judged::Failed(error);
         Ok(())
+    }
+
+    /// No other process renews the sign-in now, so this one may: it hears that the service refused it.
+    fn renew(&mut self, right: Option<OwnedSemaphorePermit>) {
+        self.may_renew = None;
+        self.renewing = right;
+        if let Some((admitted, refusal)) = self.to_renew.take() {
+            admitted.answer(refusal);
+        }
     }
 
     /// What the CLI is told of a failed answer. A kept process is told that all is well, so that it asks nothing more and

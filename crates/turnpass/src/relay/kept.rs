@@ -1,5 +1,7 @@
 //! One warm CLI process: its lane, its lines, what it is set to. A value whose drop ends all of it.
 
+use std::time::Duration;
+
 use bytes::BytesMut;
 use serde_json::value::{RawValue, to_raw_value};
 use tokio::io::AsyncReadExt;
@@ -14,8 +16,9 @@ use super::fit::{Fit, Key, Refit};
 use super::isolation::{Expected, InitVerdict};
 use super::lane::{Arrival, Lane};
 use super::native::{self, Native, NativeReader};
-use crate::cli::launch::{MCP_SERVER, PLACEHOLDER};
+use crate::cli::launch::{MCP_SERVER, PLACEHOLDER, refused_option};
 use crate::cli::private_dir::PrivateDir;
+use crate::cli::starts::Turn;
 use crate::error::{Error, ErrorCode, Result};
 use crate::process::{ChildGroup, EndPolicy, Exit, Stdin, Stdout};
 use crate::request::TransportSession;
@@ -35,6 +38,8 @@ pub(crate) const WARM_LINE_BYTES: usize = 1024 * 1024;
 pub(crate) const REAL_LINE_BYTES: usize = 16 * 1024 * 1024;
 /// Meaningful lines that wait for the generation (relay document: 16).
 const NATIVES: usize = 16;
+/// Longest wait for the last words of a process that has ended.
+const LAST_WORDS_LIMIT: Duration = Duration::from_millis(200);
 
 /// The parts of any running CLI process that a generation needs.
 #[derive(Debug)]
@@ -43,6 +48,8 @@ pub(crate) struct Running {
     pub(crate) lane: Lane,
     pub(crate) arrivals: mpsc::Receiver<Arrival>,
     pub(crate) natives: mpsc::Receiver<Native>,
+    /// The right to be starting; given back when the CLI's first request comes, since it has renewed its sign-in by then.
+    pub(crate) starting: Option<Turn>,
     _reading: AbortOnDropHandle<()>,
     /// Ends when the process is gone and its files are removed, also after a drop.
     removed: JoinHandle<()>,
@@ -79,6 +86,7 @@ impl Running {
             lane,
             arrivals,
             natives,
+            starting: None,
             _reading: AbortOnDropHandle::new(reading),
             removed,
         })
@@ -100,17 +108,28 @@ impl Running {
             lane,
             arrivals,
             natives,
+            starting,
             ..
         } = self;
         Seat {
             lane,
             arrivals,
             natives,
+            starting,
             exit,
             asked,
             controls,
             isolated,
         }
+    }
+
+    /// The cause of an early end, where only the CLI's last words tell it: an option that it does not know fails every
+    /// start, so it is no end that may be tried again (bug 23).
+    pub(crate) async fn cause(&self, error: Error) -> Error {
+        if error.code() != ErrorCode::ProcessExit {
+            return error;
+        }
+        refused_option(&self.group.last_words(LAST_WORDS_LIMIT).await).unwrap_or(error)
     }
 
     /// Ends the process within the policy's bounds, then removes its files.
@@ -274,12 +293,14 @@ impl Kept {
                         respond(self.running.group.stdin(), self.server.as_mut(), &ask)?;
                     }
                     Some(Native::End) | None => {
-                        return Err(Error::new(ErrorCode::ProcessExit, "the CLI ended while it was being primed"));
+                        let error = Error::new(ErrorCode::ProcessExit, "the CLI ended while it was being primed");
+                        return Err(self.running.cause(error).await);
                     }
                     Some(_) => {}
                 },
             }
         }
+        self.running.starting = None;
         match result {
             Some(Verdict::Completed) => Ok(Primed::Ready),
             Some(Verdict::Failed(failure)) => Err(super::completion::native_failure(&failure)),

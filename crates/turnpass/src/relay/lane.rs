@@ -308,6 +308,11 @@ async fn answer(
                 status = status.as_u16(),
                 "refused on the lane"
             );
+            if trusted && refusal.is_extra_generation() {
+                // Read to its end: a connection that is closed with unread bytes is reset, and the CLI could lose the answer
+                // that stops it.
+                let _ = read(body).await;
+            }
             if trusted {
                 // A full queue loses no count: the admission has it.
                 let _ = shared.arrivals.try_send(Arrival::Refused(refusal));

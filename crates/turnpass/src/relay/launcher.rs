@@ -23,8 +23,8 @@ use crate::models;
 use crate::request::{ModelId, Place, ThinkingDisplay};
 use crate::tools::Catalogue;
 
-/// Processes that start at the same time. A start takes one core for a third of a second, and several at once slow the
-/// generations that run, and may renew one sign-in at once (bug 43).
+/// Processes that start at the same time; a start is over when the CLI's first request comes. It takes one core for a
+/// third of a second, and several at once slow the generations that run, and may renew one sign-in at once (bug 43).
 const STARTS: NonZeroU32 = NonZeroU32::new(2).expect("two is not zero");
 
 /// Starts processes for a relay.
@@ -114,12 +114,16 @@ impl Launcher {
         self.installed.shutdown().await;
     }
 
+    /// Checks the sign-in, or waits for a check that is under way; a success is kept for a while.
+    pub(crate) async fn signed_in(&self) -> Result<()> {
+        self.installed.signed_in().await.map(drop)
+    }
+
     /// Starts a process. The sign-in is checked first.
     pub(crate) async fn start(&self, shape: &Shape<'_>) -> Result<Running> {
         let found = self.installed.checked().await?;
         let sign_in = self.installed.signed_in().await?;
-        // TURN
-        let _turn = self.starts.turn(sign_in.expires_at).await?;
+        let turn = self.starts.turn(sign_in.expires_at).await?;
         let program = found.executable.path;
         let (lane, arrivals) = Lane::open().await?;
         let dir = PrivateDir::create(&roots(&self.snapshot))?;
@@ -174,14 +178,16 @@ impl Launcher {
             lane.admission().arm();
         }
         let group = launch.start(&dir)?;
-        Running::new(
+        let mut running = Running::new(
             group,
             (lane, arrivals),
             dir,
             expected,
             line_bytes,
             &self.tasks,
-        )
+        )?;
+        running.starting = Some(turn);
+        Ok(running)
     }
 
     fn per_request(

@@ -46,7 +46,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use self::exchange::{Ended, Exchange, Remains, is_reusable};
+use self::exchange::{Ended, Exchange, Remains, Service, is_reusable};
 use self::fit::{Fit, Key};
 use self::kept::Kept;
 use self::launcher::{Launcher, Shape};
@@ -314,7 +314,7 @@ impl Inner {
             let exchange = Exchange::new(
                 ProcessMode::Warm,
                 seat,
-                &self.upstream,
+                self.service(),
                 prepared,
                 events,
                 how,
@@ -331,12 +331,14 @@ impl Inner {
                 Ended::Failed(error) => {
                     may_replace &= !remains.sent && error.code() == ErrorCode::ProcessExit;
                     if may_replace {
+                        // It died while nobody needed it, which is no failure of this generation (bug 22).
                         self.stable.end(kept);
                         replacements += 1;
                         continue;
                     }
                     remains.hang_up();
-                    self.settle(kept, remains, &need, error.code() != ErrorCode::Auth);
+                    let error = kept.running.cause(error).await;
+                    self.settle(kept, remains, &need, leaves_it_usable(&error));
                     return Err(error);
                 }
                 Ended::Cancelled => {
@@ -351,10 +353,14 @@ impl Inner {
                 }
             }
         }
-        Err(Error::new(
-            ErrorCode::IsolationCustomizations,
-            "a built-in plugin cannot be disabled",
-        ))
+        Err(undisableable())
+    }
+
+    fn service(&self) -> Service<'_> {
+        Service {
+            upstream: &self.upstream,
+            renewals: self.stable.renewals(),
+        }
     }
 
     /// Puts a process back after its CLI has ended the turn, or ends it. The host does not wait for that.
@@ -394,7 +400,7 @@ impl Inner {
             let exchange = Exchange::new(
                 ProcessMode::PerRequest,
                 seat,
-                &self.upstream,
+                self.service(),
                 prepared,
                 events,
                 how,
@@ -416,6 +422,7 @@ impl Inner {
                 }
                 Ended::Failed(error) => {
                     remains.hang_up();
+                    let error = running.cause(error).await;
                     running.end(EndPolicy::KILL).await?;
                     return Err(error);
                 }
@@ -427,10 +434,7 @@ impl Inner {
                 }
             }
         }
-        Err(Error::new(
-            ErrorCode::IsolationCustomizations,
-            "a built-in plugin cannot be disabled",
-        ))
+        Err(undisableable())
     }
 }
 
@@ -445,6 +449,23 @@ fn notices_of(laboratory: bool, first: bool, changes: &[String]) -> Vec<Notice> 
         (!changes.is_empty()).then_some(Notice::Normalised { changes }),
     ];
     found.into_iter().flatten().collect()
+}
+
+/// Whether a process may serve on after this failure. One that was refused as signed out holds a dead sign-in, and one
+/// that did not get as far as its request in time is not waited for any longer.
+fn leaves_it_usable(error: &Error) -> bool {
+    !matches!(
+        error.code(),
+        ErrorCode::Auth | ErrorCode::StartTimeout | ErrorCode::ControlTimeout
+    )
+}
+
+/// A built-in plugin slipped through although the start before had disabled it.
+fn undisableable() -> Error {
+    Error::new(
+        ErrorCode::IsolationCustomizations,
+        "a built-in plugin cannot be disabled",
+    )
 }
 
 /// Whatever comes before the exchange counts against the start deadline.

@@ -203,13 +203,18 @@ fn check(request: &Request) -> Result<()> {
         return invalid("the transport session is empty or has a NUL byte");
     }
     if let Some(directory) = &request.place.directory
-        && !directory.is_dir()
+        && !(directory.is_absolute() && directory.is_dir())
     {
         let what = format!(
-            "{} is no directory that can be entered",
+            "{} is no absolute path of a directory that can be entered",
             directory.display()
         );
         return Err(Error::new(ErrorCode::WorkingDirectory, what));
+    }
+    if let Some(zone) = &request.place.time_zone
+        && (zone.is_empty() || !zone.bytes().all(|byte| byte.is_ascii_graphic()))
+    {
+        return invalid("the time zone is empty or holds a character that no time zone has");
     }
     if request.state.is_some() {
         return invalid("a relay keeps no backend state; leave it out");

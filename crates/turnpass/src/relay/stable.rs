@@ -25,6 +25,9 @@ use crate::tools::Catalogue;
 pub const PROCESS_BYTES: u64 = 200 * 1024 * 1024;
 /// How long a process that nobody needs is kept. One that was idle for seven minutes was as fast as ever (2.1.332).
 pub(crate) const IDLE_TTL: Duration = Duration::from_secs(10 * 60);
+/// Processes that renew their sign-in at the same time. What they renew it with may be used once, and the loser of a race
+/// is signed out (bug 43).
+const RENEWALS: usize = 1;
 /// Longest time for starting and priming a spare; 300 ms were measured, a busy machine takes seconds.
 const SPARE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a start is repeated for built-in plugins that slipped through (replay document: once).
@@ -36,6 +39,7 @@ pub(crate) struct Stable {
     launcher: Launcher,
     idle: Mutex<Vec<Kept>>,
     places: Arc<Semaphore>,
+    renewals: Arc<Semaphore>,
     freed: Notify,
     spares: usize,
     tasks: TaskTracker,
@@ -67,6 +71,7 @@ impl Stable {
             launcher,
             idle: Mutex::default(),
             places: Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS))),
+            renewals: Arc::new(Semaphore::new(RENEWALS)),
             freed: Notify::new(),
             spares,
             tasks,
@@ -113,6 +118,8 @@ impl Stable {
             if let Some(kept) = self.take_idle(need) {
                 break kept;
             }
+            // Asked before a place is taken, so that all who wait share one answer (bug 128).
+            self.launcher.signed_in().await?;
             if let Some(place) = self.place() {
                 break self.start(need, place).await?;
             }
@@ -175,7 +182,7 @@ impl Stable {
             thinking: need.key.thinking,
             in_band: need.in_band.as_ref(),
         };
-        let running = self.launcher.start(&shape).await?;
+        let running = self.start_alone(&shape).await?;
         Ok(Kept::new(
             running,
             need.key.clone(),
@@ -297,6 +304,11 @@ impl Stable {
     /// A process for one request.
     pub(crate) async fn start_alone(&self, shape: &Shape<'_>) -> Result<Running> {
         self.launcher.start(shape).await
+    }
+
+    /// The right to renew a sign-in.
+    pub(crate) fn renewals(&self) -> Arc<Semaphore> {
+        Arc::clone(&self.renewals)
     }
 
     /// Ends what was idle too long. Returns when to look again.

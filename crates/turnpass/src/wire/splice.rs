@@ -54,7 +54,7 @@ pub enum SpliceError {
     /// `messages` is no array, one of its elements has no role, or none is the user's.
     #[error("the messages of the CLI's request body are malformed")]
     MessagesInvalid,
-    /// No user text contains the placeholder, so this request is not the one that the host's turn caused.
+    /// No text of the last user message is the placeholder, so this request is not the one that the host's turn caused.
     #[error("the CLI's request body does not contain the placeholder")]
     PlaceholderMissing,
     /// What the host wants to put in is not an array.
@@ -128,8 +128,9 @@ impl<'a> NativeBody<'a> {
 
     /// The body with its `messages` replaced.
     ///
-    /// Only if there is exactly one top-level `messages`, an array whose elements all have a role, and a text of one whose role is `user` contains
-    /// `placeholder` verbatim. The result is the body's own bytes up to the old value, `messages`, and the body's own bytes after it.
+    /// Only if there is exactly one top-level `messages`, an array whose elements all have a role, and a text of the last one whose role is `user`
+    /// is exactly `placeholder`: a request of the CLI's own about the user's text (a title, a summary) quotes it among other words, and a request
+    /// that goes on after an answer has it in an earlier message (2.1.332). The result is the body's own bytes up to the old value, `messages`, and the body's own bytes after it.
     ///
     /// # Errors
     ///
@@ -220,10 +221,10 @@ fn check_placeholder(messages: &RawValue, placeholder: &str) -> Result<(), Splic
             .ok_or(SpliceError::MessagesInvalid)?;
         if message.role == "user" {
             users += 1;
-            found = found
-                || message
-                    .content
-                    .is_some_and(|content| holds_text(content, placeholder));
+            // The newest one decides: those before it are of earlier turns.
+            found = message
+                .content
+                .is_some_and(|content| has_text(content, placeholder));
         }
     }
     match (users, found) {
@@ -233,16 +234,16 @@ fn check_placeholder(messages: &RawValue, placeholder: &str) -> Result<(), Splic
     }
 }
 
-/// Whether a content, a string or blocks, has `text` inside one of its texts.
-fn holds_text(content: &RawValue, text: &str) -> bool {
+/// Whether a content, a string or blocks, has `text` as one of its texts.
+fn has_text(content: &RawValue, text: &str) -> bool {
     if content.get().starts_with('"') {
-        return lenient::parse::<Text<'_>>(content).is_some_and(|content| content.contains(text));
+        return lenient::parse::<Text<'_>>(content).is_some_and(|content| content == text);
     }
     let blocks: Vec<&RawValue> = lenient::parse(content).unwrap_or_default();
     blocks.into_iter().any(|block| {
         let block: Option<TextBlock<'_>> = lenient::parse(block);
         block.is_some_and(|block| {
-            block.kind == "text" && block.text.is_some_and(|content| content.contains(text))
+            block.kind == "text" && block.text.is_some_and(|content| content == text)
         })
     })
 }

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::lenient;
@@ -151,12 +152,14 @@ impl<'a> Head<'a> {
         if line.trim_ascii().is_empty() {
             return Err(Noise::Blank);
         }
-        let problem = match serde_json::from_slice(line) {
-            Ok(head) if lenient::is_object(line) => return Ok(head),
-            Ok(_) => return Err(Noise::NotARecord),
-            Err(problem) => problem,
-        };
-        Err(match problem.classify() {
+        // A struct is read from an array as well, and a longer array than it has fields looks like broken JSON.
+        if !lenient::is_object(line) {
+            return Err(match serde_json::from_slice::<IgnoredAny>(line) {
+                Ok(_) => Noise::NotARecord,
+                Err(_) => Noise::NotJson,
+            });
+        }
+        serde_json::from_slice(line).map_err(|problem| match problem.classify() {
             serde_json::error::Category::Data => Noise::NotARecord,
             _ => Noise::NotJson,
         })

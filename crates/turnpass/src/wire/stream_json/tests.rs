@@ -246,6 +246,9 @@ fn lines_that_are_no_records_are_noise() {
         ),
         ("[]", Noise::NotARecord),
         (r#"["result"]"#, Noise::NotARecord),
+        // Found by fuzzing: more elements than a record's head has fields.
+        (r#"["result","success","x"]"#, Noise::NotARecord),
+        (r#"["result","success","x""#, Noise::NotJson),
         ("7", Noise::NotARecord),
         ("{}", Noise::NotARecord),
         (r#"{"type":7}"#, Noise::NotARecord),
