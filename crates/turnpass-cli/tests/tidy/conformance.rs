@@ -5,9 +5,11 @@ use std::collections::BTreeSet;
 use crate::text::{File, repository, root};
 
 /// The columns of a row.
-const COLUMNS: usize = 6;
+const COLUMNS: usize = 7;
 /// The words of the last column.
 const STATES: [&str; 4] = ["done", "partly", "later", "not ours"];
+/// Where a statement was shown.
+const SHOWN: [&str; 4] = ["real", "scripted", "pure", "-"];
 
 /// One row.
 struct Row {
@@ -15,10 +17,11 @@ struct Row {
     id: String,
     code: Vec<String>,
     tests: Vec<String>,
+    shown: String,
     state: String,
 }
 
-/// The rows of a page: `| id | statement | code | tests | deviation and reason | state |`.
+/// The rows of a page: `| id | statement | code | tests | CLI | deviation and reason | state |`.
 fn rows(page: &File) -> Vec<Result<Row, String>> {
     let lines = page.raw.lines().enumerate();
     lines
@@ -28,7 +31,7 @@ fn rows(page: &File) -> Vec<Result<Row, String>> {
         .map(|(index, line)| {
             let place = format!("{}:{}", page.path, index + 1);
             let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
-            let [id, _, code, tests, _, state] = cells[..] else {
+            let [id, _, code, tests, shown, _, state] = cells[..] else {
                 return Err(format!("{place}: {} columns, not {COLUMNS}", cells.len()));
             };
             Ok(Row {
@@ -36,6 +39,7 @@ fn rows(page: &File) -> Vec<Result<Row, String>> {
                 id: id.to_owned(),
                 code: quoted(code),
                 tests: quoted(tests),
+                shown: shown.to_owned(),
                 state: state.to_owned(),
             })
         })
@@ -56,6 +60,12 @@ fn wrong(row: &Row, files: &[File], tests: &BTreeSet<String>) -> Vec<String> {
     let state = row.state.split(':').next().unwrap_or_default();
     if !STATES.contains(&state) {
         found.push(format!("{}: {} is no state", row.place, row.state));
+    }
+    if !SHOWN.contains(&row.shown.as_str()) {
+        found.push(format!(
+            "{}: {} is no place to show it",
+            row.place, row.shown
+        ));
     }
     for path in &row.code {
         let there = ["", "crates/", "crates/turnpass/src/"]
@@ -112,7 +122,7 @@ fn every_row_names_what_is_there() {
     let tests = test_names(&files);
     let pages = files
         .iter()
-        .filter(|file| file.path.starts_with("docs/conformance"));
+        .filter(|file| file.path.starts_with("docs/conformance/"));
     let mut found = Vec::new();
     let mut ids = BTreeSet::new();
     let mut count = 0;
@@ -134,13 +144,13 @@ fn every_row_names_what_is_there() {
 
 #[test]
 fn a_row_that_is_wrong_is_found() {
-    let page = "| id | statement | code | tests | deviation and reason | state |\n\
-        | --- | --- | --- | --- | --- | --- |\n\
-        | A-1 | x | `turn.rs` | `a_row_that_is_wrong_is_found` |  | done |\n\
-        | A-2 | x | `gone.rs` | `no_such_test` |  | done |\n\
-        | A-3 | x |  |  |  | done |\n\
-        | A-4 | x |  |  |  | nearly |\n\
-        | A-5 | x |  |  | done |\n";
+    let page = "| id | statement | code | tests | CLI | deviation and reason | state |\n\
+        | --- | --- | --- | --- | --- | --- | --- |\n\
+        | A-1 | x | `turn.rs` | `a_row_that_is_wrong_is_found` | pure | - | done |\n\
+        | A-2 | x | `gone.rs` | `no_such_test` | pure | - | done |\n\
+        | A-3 | x | - | - | - | - | done |\n\
+        | A-4 | x | - | - | everywhere | - | nearly |\n\
+        | A-5 | x | - | - | - | done |\n";
     let page = File::new("docs/conformance/x.md", page);
     let files = repository();
     let tests = test_names(&files);
@@ -151,15 +161,30 @@ fn a_row_that_is_wrong_is_found() {
             Err(_) => 1,
         })
         .collect();
-    assert_eq!(judged, [0, 2, 1, 1, 1]);
+    assert_eq!(judged, [0, 2, 1, 2, 1]);
 }
 
 #[test]
-fn the_index_names_every_page() {
+fn the_index_names_every_page_and_counts_its_rows() {
     let index = std::fs::read_to_string(root().join("docs/conformance.md")).unwrap();
     for file in repository() {
-        if let Some(name) = file.path.strip_prefix("docs/conformance/") {
-            assert!(index.contains(&format!("(conformance/{name})")), "{name}");
-        }
+        let Some(name) = file.path.strip_prefix("docs/conformance/") else {
+            continue;
+        };
+        let rows: Vec<Row> = rows(&file).into_iter().flatten().collect();
+        let is = |state: &str| {
+            rows.iter()
+                .filter(|row| row.state.starts_with(state))
+                .count()
+        };
+        let [done, partly, later, not_ours] = STATES.map(is);
+        let counts = format!(
+            "(conformance/{name}) | {} | {done} | {partly} | {later} | {not_ours} |",
+            rows.len()
+        );
+        assert!(
+            index.contains(&counts),
+            "docs/conformance.md does not have: {counts}"
+        );
     }
 }
