@@ -40,3 +40,4 @@ bench:
 # Writes the generated parts of the pages anew
 bless:
     TURNPASS_BLESS=1 cargo test -p turnpass --lib error::
+    TURNPASS_BLESS=1 cargo test -p turnpass-cli --test relay_real documented

@@ -18,6 +18,8 @@ pub(crate) const STARTS_PROCESSES: &[&str] = &[
     "crates/turnpass-lab/",
     // Copies a script without holding it open (ETXTBSY).
     "crates/turnpass-cli/src/stage.rs",
+    // The doctor starts this program itself as the tool server, as the CLI would, and kills it with its value.
+    "crates/turnpass-cli/src/commands/doctor.rs",
 ];
 
 /// Files that may start a task or a thread.
@@ -25,6 +27,9 @@ pub(crate) const STARTS_TASKS: &[&str] = &[
     // Pipes, the guard and the end of a process group.
     "crates/turnpass/src/process/group.rs",
     "crates/turnpass/src/process/stdin.rs",
+    // The shared sign-in check, which shutdown joins, and the sweep of what killed hosts left.
+    "crates/turnpass/src/cli/auth.rs",
+    "crates/turnpass/src/cli/installed.rs",
     // A connection of a lane, the lines of a CLI, the generations and the spares of a relay.
     "crates/turnpass/src/relay/lane.rs",
     "crates/turnpass/src/relay/kept.rs",
@@ -66,7 +71,7 @@ pub(crate) const LONG_FILES: &[(&str, usize, &str)] = &[
     ),
     (
         "crates/turnpass/src/relay/exchange.rs",
-        610,
+        640,
         "one loop over all that can happen in a generation",
     ),
     (
@@ -86,23 +91,18 @@ pub(crate) const LONG_FILES: &[(&str, usize, &str)] = &[
     ),
     (
         "crates/turnpass-lab/src/cli/emulator/mod.rs",
-        550,
+        620,
         "the loop of the emulator",
     ),
     (
         "crates/turnpass-lab/src/cli/emulator/turn.rs",
-        730,
+        600,
         "one turn of the emulator, as the real CLI was seen to take it",
     ),
     (
         "crates/turnpass-lab/src/cli/player.rs",
-        740,
+        520,
         "one step after another of a script",
-    ),
-    (
-        "crates/turnpass-lab/src/cli/script.rs",
-        580,
-        "the file format of scripts: every field with its documentation",
     ),
     (
         "crates/turnpass-lab/src/scenario/mod.rs",
@@ -114,10 +114,24 @@ pub(crate) const LONG_FILES: &[(&str, usize, &str)] = &[
         570,
         "one check after another of a Messages request",
     ),
+    (
+        "crates/turnpass-lab/tests/real_cli.rs",
+        760,
+        "one scene after another that the emulator is compared with the real CLI in",
+    ),
+    (
+        "crates/turnpass-cli/tests/relay_real/outcomes.rs",
+        800,
+        "a row for every answer that the service can give",
+    ),
 ];
 
-/// Test files that look again and again: path, reason. Each look is bounded and waits for a condition.
+/// Test files that look again and again within a bound, since what they wait for has no event.
 pub(crate) const POLLS_IN_TESTS: &[&str] = &[
+    // Processes that end and lines of a scripted CLI's recording: neither has an event to wait for.
+    "crates/turnpass-cli/tests/stage/mod.rs",
+    // A host that does not read for a while is the subject itself.
+    "crates/turnpass-cli/tests/contract/answers.rs",
     // Records of a scripted CLI arrive in a file, which has no event to wait for.
     "crates/turnpass-lab/tests/support/mod.rs",
 ];

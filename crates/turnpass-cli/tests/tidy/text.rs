@@ -1,5 +1,6 @@
 //! The files of the repository, and what a rule may look at: code without comments and texts, and the texts alone.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Folders that hold nothing of ours.
@@ -151,9 +152,9 @@ fn split(raw: &str) -> (String, Vec<(usize, String)>) {
             (rest.find('\n').unwrap_or(rest.len()), None)
         } else if rest.starts_with("/*") {
             (block_comment(rest), None)
-        } else if let Some((open, length)) = text_at(raw, at) {
+        } else if let Some((inside, length)) = text_at(raw, at) {
             code[at] = b'"';
-            (length, Some(&rest[open..length]))
+            (length, Some(&rest[inside]))
         } else {
             let length = rest.chars().next().map_or(1, char::len_utf8);
             code[at..at + length].copy_from_slice(&bytes[at..at + length]);
@@ -194,12 +195,12 @@ fn block_comment(rest: &str) -> usize {
     rest.len()
 }
 
-/// Where the inside of a text begins, and its whole length; `None` when none begins here.
-fn text_at(raw: &str, at: usize) -> Option<(usize, usize)> {
+/// The inside of a text, and its whole length; `None` when none begins here.
+fn text_at(raw: &str, at: usize) -> Option<(Range<usize>, usize)> {
     let rest = &raw[at..];
     let before = raw[..at].chars().next_back();
     if rest.starts_with('\'') {
-        return character(rest).map(|length| (1, length));
+        return character(rest).map(|length| (1..length - 1, length));
     }
     let in_a_name = before.is_some_and(|c| c.is_alphanumeric() || c == '_');
     let raw_text = rest.strip_prefix('r').or_else(|| rest.strip_prefix("br"));
@@ -208,10 +209,8 @@ fn text_at(raw: &str, at: usize) -> Option<(usize, usize)> {
         if after[hashes..].starts_with('"') {
             let open = rest.len() - after.len() + hashes + 1;
             let close = format!("\"{}", "#".repeat(hashes));
-            let length = rest[open..]
-                .find(&close)
-                .map_or(rest.len(), |inside| open + inside + close.len());
-            return Some((open, length));
+            let end = rest[open..].find(&close).map_or(rest.len(), |at| open + at);
+            return Some((open..end, rest.len().min(end + close.len())));
         }
     }
     if !rest.starts_with('"') {
@@ -222,11 +221,11 @@ fn text_at(raw: &str, at: usize) -> Option<(usize, usize)> {
         match byte {
             _ if escaped => escaped = false,
             b'\\' => escaped = true,
-            b'"' => return Some((1, index + 1)),
+            b'"' => return Some((1..index, index + 1)),
             _ => {}
         }
     }
-    Some((1, rest.len()))
+    Some((1..rest.len(), rest.len()))
 }
 
 /// The length of a character literal; `None` for a lifetime.
@@ -247,8 +246,12 @@ fn code_comments_and_texts_are_told_apart() {
     let file = File::new("crates/x/src/a.rs", raw);
     assert!(!file.code.contains("env::var") && !file.code.contains("Command"));
     assert!(file.code.contains("fn f<'a>() {}"), "{}", file.code);
-    let texts: Vec<_> = file.texts.iter().map(|(line, _)| *line).collect();
-    assert_eq!(texts, [1, 2, 4]);
+    let texts: Vec<_> = file
+        .texts
+        .iter()
+        .map(|(line, text)| (*line, text.as_str()))
+        .collect();
+    assert_eq!(texts, [(1, "x // \\\" y"), (2, "c"), (4, "r \" ")]);
     assert_eq!(file.code.lines().count(), 4);
 }
 
