@@ -33,6 +33,7 @@ pub(crate) const STARTS_TASKS: &[&str] = &[
     // A connection of a lane, the lines of a CLI, the generations and the spares of a relay.
     "crates/turnpass/src/relay/lane.rs",
     "crates/turnpass/src/relay/kept.rs",
+    "crates/turnpass/src/relay/mod.rs",
     "crates/turnpass/src/relay/stable.rs",
     // Tools that read files do so off the runtime's threads; the scripted transport answers from a task.
     "crates/turnpass-agent/src/tools/mod.rs",
@@ -130,6 +131,7 @@ pub(crate) const LONG_FILES: &[(&str, usize, &str)] = &[
 pub(crate) const POLLS_IN_TESTS: &[&str] = &[
     // Processes that end and lines of a scripted CLI's recording: neither has an event to wait for.
     "crates/turnpass-cli/tests/stage/mod.rs",
+    "crates/turnpass-cli/tests/relay_real/bench.rs",
     // A host that does not read for a while is the subject itself.
     "crates/turnpass-cli/tests/contract/answers.rs",
     // Records of a scripted CLI arrive in a file, which has no event to wait for.
