@@ -9,7 +9,13 @@ const COLUMNS: usize = 7;
 /// The words of the last column.
 const STATES: [&str; 4] = ["done", "partly", "later", "not ours"];
 /// Where a statement was shown.
-const SHOWN: [&str; 4] = ["real", "scripted", "pure", "-"];
+const SHOWN: [&str; 5] = ["real", "measured", "scripted", "pure", "-"];
+/// Where the tests are that run on the real CLI.
+const ON_THE_REAL_CLI: [&str; 3] = [
+    "crates/turnpass-cli/tests/relay_real/",
+    "crates/turnpass-lab/tests/real_cli.rs",
+    "crates/turnpass-lab/tests/production_shape.rs",
+];
 
 /// One row.
 struct Row {
@@ -55,7 +61,7 @@ fn quoted(cell: &str) -> Vec<String> {
         .collect()
 }
 
-fn wrong(row: &Row, files: &[File], tests: &BTreeSet<String>) -> Vec<String> {
+fn wrong(row: &Row, files: &[File], tests: &Tests) -> Vec<String> {
     let mut found = Vec::new();
     let state = row.state.split(':').next().unwrap_or_default();
     if !STATES.contains(&state) {
@@ -83,9 +89,16 @@ fn wrong(row: &Row, files: &[File], tests: &BTreeSet<String>) -> Vec<String> {
     }
     for test in &row.tests {
         let name = test.rsplit("::").next().unwrap_or_default();
-        if !tests.contains(name) {
+        if !tests.all.contains(name) {
             found.push(format!("{}: there is no test {test}", row.place));
         }
+    }
+    let on_the_real_cli = |test: &String| {
+        let name = test.rsplit("::").next().unwrap_or_default();
+        tests.real.contains(name)
+    };
+    if row.shown == "real" && !row.tests.iter().any(on_the_real_cli) {
+        found.push(format!("{}: no test of it runs on the real CLI", row.place));
     }
     if row.state == "done" && (row.code.is_empty() || row.tests.is_empty()) {
         found.push(format!(
@@ -96,10 +109,21 @@ fn wrong(row: &Row, files: &[File], tests: &BTreeSet<String>) -> Vec<String> {
     found
 }
 
+/// Names of tests.
+struct Tests {
+    all: BTreeSet<String>,
+    /// Of those that run on the real CLI.
+    real: BTreeSet<String>,
+}
+
 /// Names of test functions, and of trials that a program of tests makes from texts.
-fn test_names(files: &[File]) -> BTreeSet<String> {
-    let mut names = BTreeSet::new();
+fn test_names(files: &[File]) -> Tests {
+    let mut tests = Tests {
+        all: BTreeSet::new(),
+        real: BTreeSet::new(),
+    };
     for file in files.iter().filter(|file| file.is_rust()) {
+        let mut names = BTreeSet::new();
         for (_, code) in file.lines(true) {
             let name = code.split("fn ").nth(1).map(|after| {
                 after
@@ -112,8 +136,15 @@ fn test_names(files: &[File]) -> BTreeSet<String> {
         if file.is_test() {
             names.extend(file.texts.iter().map(|(_, text)| text.clone()));
         }
+        if ON_THE_REAL_CLI
+            .iter()
+            .any(|path| file.path.starts_with(path))
+        {
+            tests.real.extend(names.iter().cloned());
+        }
+        tests.all.extend(names);
     }
-    names
+    tests
 }
 
 #[test]
@@ -149,6 +180,7 @@ fn a_row_that_is_wrong_is_found() {
         | A-1 | x | `turn.rs` | `a_row_that_is_wrong_is_found` | pure | - | done |\n\
         | A-2 | x | `gone.rs` | `no_such_test` | pure | - | done |\n\
         | A-3 | x | - | - | - | - | done |\n\
+        | A-6 | x | `turn.rs` | `a_row_that_is_wrong_is_found` | real | - | done |\n\
         | A-4 | x | - | - | everywhere | - | nearly |\n\
         | A-5 | x | - | - | - | done |\n";
     let page = File::new("docs/conformance/x.md", page);
@@ -161,7 +193,7 @@ fn a_row_that_is_wrong_is_found() {
             Err(_) => 1,
         })
         .collect();
-    assert_eq!(judged, [0, 2, 1, 2, 1]);
+    assert_eq!(judged, [0, 2, 1, 1, 2, 1]);
 }
 
 #[test]
