@@ -1,8 +1,8 @@
 //! The rules.
 
 use crate::lists::{
-    LONG_FILES, NAMES_CREDENTIALS, NAMES_NEVER_SET, POLLS_IN_TESTS, PURE, READS_ENVIRONMENT,
-    STARTS_PROCESSES, STARTS_TASKS,
+    LONG_FILES, NAMES_CREDENTIALS, NAMES_NEVER_SET, PURE, READS_ENVIRONMENT, STARTS_PROCESSES,
+    STARTS_TASKS, WAITS_IN_TESTS,
 };
 use crate::text::File;
 
@@ -10,6 +10,9 @@ use crate::text::File;
 const PRODUCT_LINES: usize = 500;
 /// Most lines of a file of tests.
 const TEST_LINES: usize = 700;
+
+/// Lines above a sleep within which a test has to look at the time.
+const LOOK_LINES: usize = 6;
 
 /// Lines with what is wrong there.
 type Found = Vec<(usize, String)>;
@@ -164,7 +167,13 @@ pub(crate) const RULES: &[Rule] = &[
                 "#[cfg(test)]\nmod tests {\n    tokio::time::sleep(ms).await;\n}\n",
             ),
         ],
-        good: &[(LIB, "tokio::time::sleep(ms).await;\n")],
+        good: &[
+            (LIB, "tokio::time::sleep(ms).await;\n"),
+            (
+                "crates/turnpass/tests/a.rs",
+                "while !ready() {\n    assert!(Instant::now() < end);\n    sleep(LOOK_AGAIN);\n}\n",
+            ),
+        ],
     },
     Rule {
         name: "limits",
@@ -499,15 +508,25 @@ fn unfinished(file: &File) -> Found {
 }
 
 fn sleeps(file: &File) -> Found {
-    if !file.is_rust() || is_tidy(file) || listed(POLLS_IN_TESTS, &file.path) {
+    if !file.is_rust() || is_tidy(file) || listed(WAITS_IN_TESTS, &file.path) {
         return Vec::new();
     }
-    with_words(
+    let code: Vec<&str> = file.code.lines().collect();
+    let found = with_words(
         file,
         true,
         &["sleep("],
         "a test waits for what happens, not for time",
-    )
+    );
+    // Between two looks at a condition, within a bound, when what is waited for has no event.
+    let looks = |line: usize| {
+        let above = &code[line.saturating_sub(LOOK_LINES)..line];
+        above.iter().any(|line| line.contains("Instant::now()"))
+    };
+    found
+        .into_iter()
+        .filter(|(line, _)| !looks(*line))
+        .collect()
 }
 
 fn limits(file: &File) -> Found {
