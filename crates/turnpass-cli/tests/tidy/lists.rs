@@ -127,12 +127,10 @@ pub(crate) const LONG_FILES: &[(&str, usize, &str)] = &[
     ),
 ];
 
-/// Test files that let time pass, because that is what they test, or that bound their looks elsewhere.
+/// Test files that let time pass, because that is what they test.
 pub(crate) const WAITS_IN_TESTS: &[&str] = &[
     // A host that does not read for a while.
     "crates/turnpass-cli/tests/contract/answers.rs",
-    // Looks into a file until its caller's deadline.
-    "crates/turnpass-lab/tests/support/mod.rs",
 ];
 
 /// Places that may name the CLI's credential file: the laboratory writes a made-up one, and the pages speak of it.
