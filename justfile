@@ -26,7 +26,7 @@ demo *args:
 
 # The long runs: many cancels, kills and requests
 soak:
-    TURNPASS_SOAK=1 cargo test --workspace --release soak -- --nocapture
+    cargo test -p turnpass-cli --test soak -- --ignored --nocapture
 
 # Fuzzes one target for a minute (needs nightly and cargo-fuzz)
 fuzz target seconds="60":

@@ -1,8 +1,8 @@
 //! The rules.
 
 use crate::lists::{
-    LONG_FILES, NAMES_CREDENTIALS, NAMES_NEVER_SET, PURE, READS_ENVIRONMENT, STARTS_PROCESSES,
-    STARTS_TASKS, WAITS_IN_TESTS,
+    LONG_FILES, NAMED_SO, NAMES_CREDENTIALS, NAMES_NEVER_SET, PURE, READS_ENVIRONMENT,
+    STARTS_PROCESSES, STARTS_TASKS, WAITS_IN_TESTS,
 };
 use crate::text::File;
 
@@ -469,7 +469,7 @@ fn names(file: &File) -> Found {
                 true => words.next().unwrap_or_default(),
                 false => continue,
             };
-            if is_empty(name) {
+            if is_empty(name) && !NAMED_SO.contains(&(file.path.as_str(), name)) {
                 found.push((index + 1, format!("{name} says nothing")));
             }
         }
