@@ -6,6 +6,8 @@
 //! - [`workflow`], [`outcomes`]: what a generation is, and every way in which it ends.
 //! - [`cancels`], [`deaths`]: what happens when host, CLI or service go away.
 //! - [`counts`], [`prefix`], [`refits`]: what the service gets, from one generation to the next.
+//! - [`texts`]: what passes unchanged in both directions.
+//! - [`ports`], [`privacy`], [`surroundings`]: what nobody else gets to see or to do.
 //! - [`child`]: this program again, as a host of its own.
 //!
 //! Each trial is named `VERSION::MODE::CARRIER::CASE`. It runs in a network namespace of its own and in a temporary
@@ -24,8 +26,12 @@ mod child;
 mod counts;
 mod deaths;
 mod outcomes;
+mod ports;
 mod prefix;
+mod privacy;
 mod refits;
+mod surroundings;
+mod texts;
 mod workflow;
 
 use std::os::unix::process::CommandExt as _;
@@ -68,6 +74,10 @@ fn everywhere() -> Vec<Case> {
         Case("bugs_058_096_097_prefix_stays", |s| {
             Box::pin(prefix::stays(s))
         }),
+        Case("bugs_064_065_066_071_tools", |s| {
+            Box::pin(texts::many_tools(s))
+        }),
+        Case("bug_027_privacy", |s| Box::pin(privacy::kept(s))),
         Case("bugs_079_113_refits", |s| Box::pin(refits::everything(s))),
     ]
 }
@@ -75,6 +85,21 @@ fn everywhere() -> Vec<Case> {
 /// Both modes, tools in the extra body.
 fn both_modes() -> Vec<Case> {
     vec![
+        Case("bug_125_port_attacked", |s| Box::pin(ports::attacked(s))),
+        Case("bugs_035_037_planted_configuration", |s| {
+            Box::pin(surroundings::planted(s))
+        }),
+        Case("bugs_032_033_034_inherited_environment", |s| {
+            Box::pin(surroundings::inherited(s))
+        }),
+        Case("bugs_028_092_texts_are_exact", |s| {
+            Box::pin(texts::exact(s))
+        }),
+        Case("bug_004_surrogates", |s| Box::pin(texts::surrogates(s))),
+        Case("bugs_001_002_large_answers", |s| {
+            Box::pin(texts::large_answers(s))
+        }),
+        Case("large_history", |s| Box::pin(texts::large_history(s))),
         Case("bug_113_refused_settings", |s| {
             Box::pin(refits::refused_settings(s))
         }),
