@@ -17,7 +17,7 @@ use turnpass_lab::upstream::{Options, Recorded, Upstream};
 pub(crate) const BOUND: Duration = Duration::from_secs(60);
 
 /// How often a condition without an event of its own is looked at.
-const LOOK_AGAIN: Duration = Duration::from_millis(4);
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(4);
 
 /// What a trial runs on.
 #[derive(Clone, Debug)]
@@ -407,4 +407,30 @@ pub(crate) fn say(text: &str) -> Request {
 /// The JSON body of a request.
 pub(crate) fn body(recorded: &Recorded) -> &Value {
     recorded.json.as_deref().expect("a body of JSON")
+}
+
+/// Numbers and words that are the same in each run.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    /// A number below `limit`.
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        // xorshift64*: good enough to mix, and the same everywhere.
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let mixed = self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33;
+        usize::try_from(mixed).unwrap() % limit
+    }
+
+    /// A word of twelve letters.
+    pub(crate) fn word(&mut self) -> String {
+        (0..12)
+            .map(|_| char::from(b'a' + u8::try_from(self.below(26)).unwrap()))
+            .collect()
+    }
 }

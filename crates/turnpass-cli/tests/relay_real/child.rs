@@ -10,6 +10,7 @@ use turnpass::relay::{ProcessMode, RelayTransport, ToolCarrier};
 use turnpass_lab::rig::RealCli;
 
 use crate::bench::{self, Bench, Setup};
+use crate::privacy;
 
 /// What a child is to play, as JSON; set only in children.
 const PLAY: &str = "TURNPASS_RELAY_REAL_PLAY";
@@ -22,8 +23,8 @@ pub(crate) const READY: &str = "READY";
 pub(crate) enum Role {
     /// Reads up to the first delta, then waits for ever.
     Stall,
-    /// One generation to its end.
-    Once,
+    /// [`crate::privacy`].
+    Private,
 }
 
 /// A part with its surroundings; the files are in the test's own directory.
@@ -32,6 +33,7 @@ pub(crate) struct Play {
     pub(crate) role: Role,
     pub(crate) cli: PathBuf,
     pub(crate) warm: bool,
+    pub(crate) mcp: bool,
     pub(crate) dir: PathBuf,
     pub(crate) upstream: String,
 }
@@ -39,9 +41,10 @@ pub(crate) struct Play {
 impl Play {
     pub(crate) fn new(bench: &Bench) -> Self {
         Self {
-            role: Role::Once,
+            role: Role::Stall,
             cli: std::fs::canonicalize(&bench.setup.cli.path).unwrap(),
             warm: bench.setup.is_warm(),
+            mcp: bench.setup.tools == ToolCarrier::Mcp,
             dir: bench.dir().to_owned(),
             upstream: bench.up.url(),
         }
@@ -75,13 +78,17 @@ pub(crate) fn play() -> Option<ExitCode> {
         } else {
             ProcessMode::PerRequest
         },
-        tools: ToolCarrier::ExtraBody,
+        tools: if play.mcp {
+            ToolCarrier::Mcp
+        } else {
+            ToolCarrier::ExtraBody
+        },
     };
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let mut options = bench::options(&setup, &play.dir, &play.upstream);
         match play.role {
             Role::Stall => {
+                let mut options = bench::options(&setup, &play.dir, &play.upstream);
                 options.spares = 1;
                 let relay = RelayTransport::new(options).unwrap();
                 let mut generation = relay.generate(bench::say("go on"));
@@ -90,11 +97,8 @@ pub(crate) fn play() -> Option<ExitCode> {
                 println!("{READY}");
                 std::future::pending::<()>().await;
             }
-            Role::Once => {
-                let relay = RelayTransport::new(options).unwrap();
-                let answer = bench::drain(relay.generate(bench::say("[[say whole]]"))).await;
-                answer.done();
-                relay.shutdown().await.unwrap();
+            Role::Private => {
+                privacy::play(setup).await;
                 println!("{READY}");
             }
         }

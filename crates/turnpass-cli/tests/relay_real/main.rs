@@ -5,6 +5,9 @@
 //! - [`bench`]: one transport, its upstream, its home, and the account of its processes and files.
 //! - [`workflow`], [`outcomes`]: what a generation is, and every way in which it ends.
 //! - [`cancels`], [`deaths`]: what happens when host, CLI or service go away.
+//! - [`counts`], [`prefix`], [`refits`]: what the service gets, from one generation to the next.
+//! - [`texts`]: what passes unchanged in both directions.
+//! - [`ports`], [`privacy`], [`surroundings`]: what nobody else gets to see or to do.
 //! - [`child`]: this program again, as a host of its own.
 //!
 //! Each trial is named `VERSION::MODE::CARRIER::CASE`. It runs in a network namespace of its own and in a temporary
@@ -20,8 +23,15 @@
 mod bench;
 mod cancels;
 mod child;
+mod counts;
 mod deaths;
 mod outcomes;
+mod ports;
+mod prefix;
+mod privacy;
+mod refits;
+mod surroundings;
+mod texts;
 mod workflow;
 
 use std::os::unix::process::CommandExt as _;
@@ -29,6 +39,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{Command, ExitCode};
 use std::sync::LazyLock;
+use std::time::Instant;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::runtime::Runtime;
@@ -58,14 +69,41 @@ struct Case(&'static str, fn(Setup) -> Running);
 
 /// Every mode and carrier.
 fn everywhere() -> Vec<Case> {
-    vec![Case("workflow", |setup| {
-        Box::pin(workflow::tool_round(setup))
-    })]
+    vec![
+        Case("workflow", |s| Box::pin(workflow::tool_round(s))),
+        Case("bugs_058_096_097_prefix_stays", |s| {
+            Box::pin(prefix::stays(s))
+        }),
+        Case("bugs_064_065_066_071_tools", |s| {
+            Box::pin(texts::many_tools(s))
+        }),
+        Case("bug_027_privacy", |s| Box::pin(privacy::kept(s))),
+        Case("bugs_079_113_refits", |s| Box::pin(refits::everything(s))),
+    ]
 }
 
 /// Both modes, tools in the extra body.
 fn both_modes() -> Vec<Case> {
     vec![
+        Case("bug_125_port_attacked", |s| Box::pin(ports::attacked(s))),
+        Case("bugs_035_037_planted_configuration", |s| {
+            Box::pin(surroundings::planted(s))
+        }),
+        Case("bugs_032_033_034_inherited_environment", |s| {
+            Box::pin(surroundings::inherited(s))
+        }),
+        Case("bugs_028_092_texts_are_exact", |s| {
+            Box::pin(texts::exact(s))
+        }),
+        Case("bug_004_surrogates", |s| Box::pin(texts::surrogates(s))),
+        Case("bugs_001_002_large_answers", |s| {
+            Box::pin(texts::large_answers(s))
+        }),
+        Case("large_history", |s| Box::pin(texts::large_history(s))),
+        Case("bug_113_refused_settings", |s| {
+            Box::pin(refits::refused_settings(s))
+        }),
+        Case("bug_081_never_mixed", |s| Box::pin(counts::never_mixed(s))),
         Case("outcomes_stops", |s| Box::pin(outcomes::stops(s))),
         Case("outcomes_bug_094_cuts", |s| Box::pin(outcomes::cuts(s))),
         Case("outcomes_refused_requests", |s| {
@@ -91,6 +129,9 @@ fn both_modes() -> Vec<Case> {
 /// Kept processes alone.
 fn warm_only() -> Vec<Case> {
     vec![
+        Case("one_request_each_and_no_start", |s| {
+            Box::pin(counts::exactly_one(s))
+        }),
         Case("bug_022_cli_killed_between_generations", |s| {
             Box::pin(deaths::killed_between(s))
         }),
@@ -208,7 +249,12 @@ fn versions() -> (Vec<RealCli>, Vec<String>) {
 fn nothing_left(temporary: &Path) -> bool {
     let own = i32::try_from(std::process::id()).unwrap();
     let left = rig::wait_gone(&rig::descendants(own), BOUND);
-    let dirs: Vec<PathBuf> = bench::private_dirs(temporary);
+    let end = Instant::now() + BOUND;
+    let mut dirs = bench::private_dirs(temporary);
+    while !dirs.is_empty() && Instant::now() < end {
+        std::thread::sleep(bench::LOOK_AGAIN);
+        dirs = bench::private_dirs(temporary);
+    }
     if left.is_empty() && dirs.is_empty() {
         return true;
     }

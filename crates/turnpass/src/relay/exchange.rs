@@ -39,8 +39,9 @@ const LINGER: std::time::Duration = std::time::Duration::from_secs(1);
 /// How a generation ended.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    /// The host has the whole answer.
-    Released,
+    /// The host has the whole answer but its end, which is told once the process is put back: the host may ask again
+    /// the moment it hears it.
+    Released(Box<Done>),
     /// The host is to hear this.
     Failed(Error),
     /// The host is gone.
@@ -99,6 +100,7 @@ pub(crate) struct Exchange<'a> {
     copy: Option<mpsc::Sender<Result<Bytes, BrokenOff>>>,
     copying: Option<Result<Bytes, BrokenOff>>,
     finished: Option<Finished>,
+    done: Option<Box<Done>>,
     upstream_requests: u32,
     /// The host's call; the start and overall deadlines count from here.
     started: Instant,
@@ -137,6 +139,7 @@ impl<'a> Exchange<'a> {
             copy: None,
             copying: None,
             finished: None,
+            done: None,
             upstream_requests: 0,
             started,
             seated: Instant::now(),
@@ -178,8 +181,7 @@ impl<'a> Exchange<'a> {
     async fn table(&mut self) -> Ended {
         loop {
             match self.flush() {
-                Ok(true) => return Ended::Released,
-                Ok(false) => {}
+                Ok(()) => {}
                 Err(ended) => return ended,
             }
             let (deadline, late) = self.deadline();
@@ -230,8 +232,8 @@ impl<'a> Exchange<'a> {
         loop {
             match self.flush() {
                 Err(ended) => return ended,
-                Ok(_) if self.queue.is_empty() => return Ended::Failed(error),
-                Ok(_) => {}
+                Ok(()) if self.queue.is_empty() => return Ended::Failed(error),
+                Ok(()) => {}
             }
             tokio::select! {
                 () = self.events.cancelled().cancelled() => return Ended::Cancelled,
@@ -241,17 +243,15 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Gives the host what it has room for. True when the last event is given.
-    fn flush(&mut self) -> Result<bool, Ended> {
+    /// Gives the host what it has room for.
+    fn flush(&mut self) -> Result<(), Ended> {
         while let Some(event) = self.queue.pop_front() {
-            let last = matches!(event, Event::Done(_));
             match self.events.try_send(event) {
-                Ok(()) if last => return Ok(true),
                 Ok(()) => {}
                 Err(TrySend::Full(event)) => {
                     self.queue.push_front(*event);
                     self.host_is_slow = true;
-                    return Ok(false);
+                    return Ok(());
                 }
                 Err(TrySend::Cancelled) => return Err(Ended::Cancelled),
             }
@@ -262,7 +262,10 @@ impl<'a> Exchange<'a> {
             // While the host did not read, nothing was read from the service; its silence counts from now.
             *progress = Instant::now();
         }
-        Ok(false)
+        match self.done.take() {
+            Some(done) => Err(Ended::Released(done)),
+            None => Ok(()),
+        }
     }
 
     fn deadline(&self) -> (Instant, Error) {
@@ -586,7 +589,7 @@ impl<'a> Exchange<'a> {
             self.queue
                 .push_back(Event::Notice(Notice::RequestsRefused { count }));
         }
-        self.queue.push_back(Event::Done(Done {
+        self.done = Some(Box::new(Done {
             stop: finished.stop,
             message: finished.message,
             usage: finished.usage,
@@ -613,10 +616,13 @@ pub(crate) struct Remains {
 
 impl Remains {
     /// Reads a finished answer's connection to its end, for a moment, so that it can be used again.
-    pub(crate) async fn linger(&mut self) {
-        if let Some(mut body) = self.body.take() {
-            let rest = async { while let Some(Ok(_)) = body.chunk().await {} };
-            let _ = tokio::time::timeout(LINGER, rest).await;
+    pub(crate) fn linger(&mut self) -> impl Future<Output = ()> + Send + use<> {
+        let body = self.body.take();
+        async move {
+            if let Some(mut body) = body {
+                let rest = async { while let Some(Ok(_)) = body.chunk().await {} };
+                let _ = tokio::time::timeout(LINGER, rest).await;
+            }
         }
     }
 

@@ -347,8 +347,10 @@ impl Inner {
                     self.settle(kept, remains, &need, true);
                     return Ok(());
                 }
-                Ended::Released => {
+                Ended::Released(done) => {
                     self.settle(kept, remains, &need, true);
+                    // A host that is gone needs no end.
+                    let _ = events.send(Event::Done(*done)).await;
                     return Ok(());
                 }
             }
@@ -369,13 +371,23 @@ impl Inner {
         if !may_be_kept {
             return self.stable.end(kept);
         }
-        self.stable.spawn(async move {
-            remains.linger().await;
-            let good =
-                remains.native_is_good || (!remains.native_is_over && kept.finish_turn().await);
-            if good && is_reusable(&kept.running.lane) {
+        self.stable.spawn(remains.linger());
+        let put_back = move |kept: Kept| {
+            if is_reusable(&kept.running.lane) {
                 kept.running.lane.admission().disarm();
                 stable.give_back(kept, session);
+            } else {
+                stable.end(kept);
+            }
+        };
+        if remains.native_is_good {
+            // Before the host hears the end, so that its next request finds the process.
+            return put_back(kept);
+        }
+        let stable = Arc::clone(&self.stable);
+        self.stable.spawn(async move {
+            if !remains.native_is_over && kept.finish_turn().await {
+                put_back(kept);
             } else {
                 stable.end(kept);
             }
@@ -408,12 +420,14 @@ impl Inner {
             );
             let (ended, mut remains) = exchange.run().await;
             match ended {
-                Ended::Released => {
+                Ended::Released(done) => {
+                    self.stable.spawn(remains.linger());
                     self.stable.spawn(async move {
-                        remains.linger().await;
                         // Bounded by the policy; a process that cannot be ended is reported by its owner.
                         let _ = running.end(EndPolicy::CANCEL).await;
                     });
+                    // A host that is gone needs no end.
+                    let _ = events.send(Event::Done(*done)).await;
                     return Ok(());
                 }
                 Ended::Relaunch(plugins) => {

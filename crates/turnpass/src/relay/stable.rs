@@ -42,8 +42,35 @@ pub(crate) struct Stable {
     renewals: Arc<Semaphore>,
     freed: Notify,
     spares: usize,
+    /// The keys of spares that are being made.
+    coming: Mutex<Vec<Key>>,
     tasks: TaskTracker,
     closing: CancellationToken,
+}
+
+/// A spare that is being made; counted until it is there, or will not come.
+struct Coming {
+    stable: Arc<Stable>,
+    key: Key,
+}
+
+impl Coming {
+    fn new(stable: &Arc<Stable>, key: &Key) -> Self {
+        stable.coming().push(key.clone());
+        Self {
+            stable: Arc::clone(stable),
+            key: key.clone(),
+        }
+    }
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        let mut coming = self.stable.coming();
+        if let Some(at) = coming.iter().position(|key| *key == self.key) {
+            coming.swap_remove(at);
+        }
+    }
 }
 
 /// What a generation needs of a process.
@@ -74,6 +101,7 @@ impl Stable {
             renewals: Arc::new(Semaphore::new(RENEWALS)),
             freed: Notify::new(),
             spares,
+            coming: Mutex::default(),
             tasks,
             closing: CancellationToken::new(),
         });
@@ -96,6 +124,10 @@ impl Stable {
 
     fn idle(&self) -> MutexGuard<'_, Vec<Kept>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn coming(&self) -> MutexGuard<'_, Vec<Key>> {
+        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The number of idle processes.
@@ -235,18 +267,21 @@ impl Stable {
 
     /// Starts and primes processes ahead of the demand, as far as the budget has free places.
     pub(crate) fn keep_spares(self: &Arc<Self>, need: &Need) {
-        let fitting = self
-            .idle()
-            .iter()
-            .filter(|kept| kept.key == need.key)
-            .count();
+        let idle = self.idle();
+        let fitting = idle.iter().filter(|kept| kept.key == need.key).count();
+        drop(idle);
+        let coming = self.coming();
+        let fitting = fitting + coming.iter().filter(|key| **key == need.key).count();
+        drop(coming);
         for _ in fitting..self.spares {
             let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
                 return;
             };
             let (stable, need) = (Arc::clone(self), need.clone());
             let closing = self.closing.clone();
+            let coming = Coming::new(self, &need.key);
             self.tasks.spawn(async move {
+                let coming = coming;
                 let made = tokio::time::timeout(SPARE_TIMEOUT, stable.spare(&need, place));
                 let made = tokio::select! {
                     () = closing.cancelled() => return,
@@ -259,6 +294,7 @@ impl Stable {
                     Ok(Err(error)) => tracing::debug!(code = %error.code(), "no spare process"),
                     Err(_) => tracing::debug!("a spare process did not get ready in time"),
                 }
+                drop(coming);
                 stable.freed.notify_one();
             });
         }
