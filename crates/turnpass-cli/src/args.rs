@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{completions, config, demo, doctor, lab, man, mcp_stdio, run};
+use crate::commands::{bench, completions, config, demo, doctor, lab, man, mcp_stdio, run};
 use crate::exit::{Exit, Fault};
 
 /// Uses the claude program that you installed and signed in to as a model provider on your own machine.
@@ -48,6 +48,12 @@ pub(crate) enum Command {
     /// The tool server that the CLI starts
     #[command(hide = true)]
     McpStdio(mcp_stdio::Args),
+    /// A provider and nothing else, for `lab bench`
+    #[command(hide = true)]
+    BenchHost(bench::memory::Args),
+    /// A tap before the CLI, for `lab bench`
+    #[command(hide = true)]
+    BenchTap(bench::tap::Args),
 }
 
 impl Command {

@@ -41,6 +41,7 @@ fn start(command: Command) -> Result<ExitCode, Fault> {
         Command::Completions(args) => commands::completions::run(args)?,
         Command::Man(args) => commands::man::run(args)?,
         Command::McpStdio(args) => commands::mcp_stdio::run(args)?,
+        Command::BenchTap(args) => commands::bench::tap::run(args)?,
         Command::Lab(args) if args.is_scripted_cli() => return Ok(args.scripted_cli()),
         command => in_runtime(command)?,
     };

@@ -28,6 +28,8 @@ pub(crate) async fn run(command: Command, context: &Context) -> Result<Exit, Fau
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
         Command::McpStdio(args) => mcp_stdio::run(args),
+        Command::BenchHost(args) => bench::memory::host(args).await,
+        Command::BenchTap(args) => bench::tap::run(args),
     }
 }
 
