@@ -50,6 +50,9 @@ pub(crate) enum Ended {
     Relaunch(Vec<String>),
 }
 
+/// Something that is waited for beside everything else.
+type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 /// What one CLI process offers to a generation.
 pub(crate) struct Seat<'a> {
     pub(crate) lane: &'a Lane,
@@ -57,7 +60,7 @@ pub(crate) struct Seat<'a> {
     pub(crate) natives: &'a mut mpsc::Receiver<Native>,
     /// Given back with the CLI's first request.
     pub(crate) starting: &'a mut Option<Start>,
-    pub(crate) exit: Pin<Box<dyn Future<Output = Exit> + Send>>,
+    pub(crate) exit: Boxed<Exit>,
     /// Answers what the CLI asks.
     pub(crate) asked: Asked<'a>,
     /// Control requests that the CLI has not answered yet.
@@ -89,12 +92,11 @@ pub(crate) struct Exchange<'a> {
     /// The request whose answer is under way, and the body that was admitted first.
     admitted: Option<Admitted>,
     first_body: Option<Bytes>,
-    sending: Option<Pin<Box<dyn Future<Output = Result<Answer>> + Send>>>,
+    sending: Option<Boxed<Result<Answer>>>,
     body: Option<AnswerBody>,
     /// A refused sign-in that waits for the right to be renewed, and that right while it is.
     to_renew: Option<(Admitted, Reply)>,
-    may_renew:
-        Option<Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>>,
+    may_renew: Option<Boxed<Result<OwnedSemaphorePermit, AcquireError>>>,
     renewing: Option<OwnedSemaphorePermit>,
     /// The CLI's copy of the answer (per request only).
     copy: Option<mpsc::Sender<Result<Bytes, BrokenOff>>>,
@@ -643,7 +645,7 @@ fn has_bearer(headers: &HeaderMap) -> bool {
         .is_some_and(|value| value.as_bytes().starts_with(b"Bearer "))
 }
 
-async fn pending<T>(future: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {
+async fn pending<T>(future: &mut Option<Boxed<T>>) -> T {
     match future {
         Some(future) => future.await,
         None => std::future::pending().await,
