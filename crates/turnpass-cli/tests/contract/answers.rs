@@ -159,14 +159,14 @@ pub(crate) async fn parallel_calls_of_one_tool_keep_their_ids(ground: &Ground<'_
     assert_eq!(told(&provider, next).await.text(), "all");
     let sent = ground.stage.sent();
     assert_valid(&sent);
-    for at in 0..5 {
+    for (at, id) in ids.iter().enumerate() {
         let text = sent[1].field(&format!("/messages/2/content/{at}/content/0/text"));
         let text = text
             .or(sent[1].field(&format!("/messages/2/content/{at}/content")))
             .unwrap();
         assert_eq!(
             text,
-            &json!(format!("result of {}", ids[at].0)),
+            &json!(format!("result of {}", id.0)),
             "each id has its own result"
         );
     }
