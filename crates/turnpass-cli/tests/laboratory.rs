@@ -481,14 +481,51 @@ fn the_demo_tells_one_object_and_needs_nothing() {
 #[test]
 fn the_bench_counts_one_request_a_generation() {
     let lab = Lab::new();
-    let mut command = lab.command(&["lab", "bench", "--json", "--scripted", "--requests", "3"]);
+    let words = ["lab", "bench", "--json", "--scripted", "--requests", "2"];
+    let scenes = ["hist", "own", "drop", "tools", "refit", "spawn"];
+    let mut command = lab.command(&[&words[..], &scenes].concat());
     let ended = Ended::from(command.output().unwrap());
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     let told = &ended.lines()[0];
-    assert_eq!(told["laboratory"], true);
-    for mode in told["modes"].as_array().unwrap() {
-        assert_eq!(mode["requests"], 3);
-        assert_eq!(mode["upstream_requests"], 3);
-        assert!(mode["first_text_ms"]["p50"].as_f64().unwrap() > 0.0);
+    assert_eq!(
+        (&told["laboratory"], &told["build"]),
+        (&true.into(), &"debug".into())
+    );
+    let seen = told["scenes"].as_array().unwrap();
+    let names: Vec<_> = seen.iter().map(|scene| &scene["scene"]).collect();
+    assert_eq!(
+        names,
+        ["hist", "follow", "own", "drop", "tools", "refit", "spawn"]
+    );
+    for row in seen
+        .iter()
+        .flat_map(|scene| scene["rows"].as_array().unwrap())
+    {
+        assert!(row["generations"].as_u64().unwrap() > 0, "{row}");
+        assert_eq!(row["upstream_requests"], row["generations"], "{row}");
+        for (name, figure) in row["figures"].as_object().unwrap() {
+            // What is less the control may be nothing at all.
+            let least = if name == "own_less_direct" { -0.1 } else { 0.0 };
+            assert!(figure["p50"].as_f64().unwrap() > least, "{name}: {row}");
+        }
     }
+    let own = &seen[2]["rows"][0]["figures"];
+    let at = |name: &str| own[name]["min"].as_f64().unwrap();
+    assert!(at("own") > 0.0 && at("own") <= at("to_upstream"), "{own}");
+}
+
+#[test]
+fn the_bench_measures_the_memory_of_sixty_four_streams() {
+    let lab = Lab::new();
+    let mut command = lab.command(&["lab", "bench", "--json", "--scripted", "streams"]);
+    let ended = Ended::from(command.output().unwrap());
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let row = &ended.lines()[0]["scenes"][0]["rows"][0];
+    assert_eq!(
+        (&row["generations"], &row["upstream_requests"]),
+        (&65.into(), &65.into())
+    );
+    assert_eq!(row["processes"], 64, "{row}");
+    let megabytes = |name: &str| row["values"][name].as_f64().unwrap();
+    assert!(megabytes("idle_mb") > 0.0 && megabytes("streaming_mb") > megabytes("idle_mb"));
 }

@@ -1,6 +1,7 @@
 //! The tools of one request, checked and in the forms that the carriers need.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -60,7 +61,8 @@ pub struct Catalogue {
     names: Names,
     list: Box<RawValue>,
     request: Box<RawValue>,
-    digest: Digest,
+    /// Made when it is asked for: tools that travel in the body need none.
+    digest: OnceLock<Digest>,
 }
 
 /// A tool as it stands in a Messages request.
@@ -132,7 +134,7 @@ impl Catalogue {
         entries.sort_by_cached_key(|(entry, _)| sort_key(&entry.name));
         let (list, request) = lists_json(&entries, limits.bytes)?;
         Ok(Self {
-            digest: Digest::of(list.get().as_bytes()),
+            digest: OnceLock::new(),
             tools: entries.into_iter().map(|(entry, _)| entry).collect(),
             names,
             list,
@@ -152,7 +154,9 @@ impl Catalogue {
 
     /// Stands for names, descriptions, schemas and order: part of the key of a process.
     pub fn digest(&self) -> Digest {
-        self.digest
+        *self
+            .digest
+            .get_or_init(|| Digest::of(self.list.get().as_bytes()))
     }
 
     /// The way back from names on the wire.
@@ -195,7 +199,7 @@ impl Catalogue {
     pub fn file_json(&self) -> String {
         format!(
             r#"{{"format":{FILE_FORMAT},"digest":"{}","list":{}}}"#,
-            self.digest,
+            self.digest(),
             self.list.get()
         )
     }
