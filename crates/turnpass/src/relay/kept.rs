@@ -212,10 +212,32 @@ impl Kept {
 
     /// Whether it serves no more.
     pub(crate) fn is_spent(&mut self) -> bool {
-        let ended = self.running.group.exit().is_some();
-        // An idle process prints nothing; whatever it did print is its end or something that nobody asked for.
-        let said = self.running.natives.try_recv().is_ok();
-        ended || said || self.generations >= GENERATIONS_LIMIT
+        let why = self.spent();
+        if let Some(why) = why {
+            tracing::debug!(
+                why,
+                generations = self.generations,
+                "a kept process serves no more"
+            );
+        }
+        why.is_some()
+    }
+
+    fn spent(&mut self) -> Option<&'static str> {
+        if self.running.group.exit().is_some() {
+            return Some("it ended");
+        }
+        if self.generations >= GENERATIONS_LIMIT {
+            return Some("it served as many generations as one may");
+        }
+        // An idle process prints nothing but the last answers to what it was told; anything else is its end or something
+        // that nobody asked for.
+        while let Ok(said) = self.running.natives.try_recv() {
+            if !matches!(said, Native::Control { refused: false }) {
+                return Some("it said something while it was idle");
+            }
+        }
+        None
     }
 
     /// Writes everything that the next generation needs in one burst. The lane has to be armed before. Returns how many
