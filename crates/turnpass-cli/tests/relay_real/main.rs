@@ -184,11 +184,12 @@ fn main() -> ExitCode {
     if let Some(code) = child::play() {
         return code;
     }
+    // Ends this program on a wrong argument, before anything is made.
+    let mut arguments = Arguments::from_args();
     let Some(temporary) = std::env::var_os(TEMPORARY).map(PathBuf::from) else {
         return start_inside();
     };
     let isolation = rig::isolate();
-    let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(AT_ONCE);
     let (found, missing) = versions();
     let hermetic = isolation == Isolation::Namespace;

@@ -11,7 +11,7 @@ use turnpass_lab::upstream::Recorded;
 use crate::bench::{Bench, Setup, request, tool};
 
 /// Rounds of the conversation, each with a call and its result: kept processes, and a process for each request.
-const ROUNDS: (usize, usize) = (12, 4);
+const ROUNDS: (usize, usize) = (12, 3);
 
 /// The mark that the relay places; taken out before messages are compared, since marks move on.
 const MARK: &str = r#","cache_control":{"type":"ephemeral","ttl":"1h"}"#;

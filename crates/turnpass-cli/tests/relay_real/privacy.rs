@@ -91,6 +91,13 @@ pub(crate) async fn play(setup: Setup) {
         .init();
     tracing::trace!("the subscriber hears everything");
     let bench = Bench::with(&setup, Options::default(), |options| options.spares = 1);
+    // The laboratory wrote the made-up sign-in into its home; nothing has run so far.
+    let holds = |(path, bytes): (PathBuf, Vec<u8>)| {
+        let text = String::from_utf8_lossy(&bytes);
+        text.contains(BEARER).then_some(path)
+    };
+    let sign_in: Vec<PathBuf> = files(&[]).into_iter().filter_map(holds).collect();
+    assert_eq!(sign_in.len(), 1);
     let shown = format!(
         "{:?} {:?}",
         bench.relay,
@@ -98,14 +105,14 @@ pub(crate) async fn play(setup: Setup) {
     );
     clean("Debug of transport and options", shown.as_bytes(), &ALL);
 
-    success(&bench).await;
+    success(&bench, &sign_in).await;
     failures(&bench).await;
     cancel(&bench).await;
     let shown = format!("{:?}", bench.relay);
     clean("Debug of the transport", shown.as_bytes(), &ALL);
     bench.settle().await;
     bench.relay.shutdown().await.unwrap();
-    for (path, bytes) in files() {
+    for (path, bytes) in files(&sign_in) {
         clean(&format!("{} after the end", path.display()), &bytes, &ALL);
     }
     let log = traced.0.lock().unwrap().clone();
@@ -129,7 +136,7 @@ fn marked() -> Request {
 }
 
 /// A call, its result and a text; held in the middle for a look at the disk and at the processes.
-async fn success(bench: &Bench) {
+async fn success(bench: &Bench, sign_in: &[PathBuf]) {
     bench.up.enqueue(Reply::content([
         Item::text(format!("{REPLY} before")),
         Item::Hold {
@@ -144,7 +151,7 @@ async fn success(bench: &Bench) {
         format!("{generation:?}").as_bytes(),
         &ALL,
     );
-    during(bench);
+    during(bench, sign_in);
     bench.up.release("look");
     let mut answer = drain(generation).await;
     events.append(&mut answer.events);
@@ -241,8 +248,8 @@ fn told(answer: &Answer) {
 
 /// While a generation runs: the launch files and nothing else hold what they are for, in private directories; the
 /// processes show nothing.
-fn during(bench: &Bench) {
-    for (path, bytes) in files() {
+fn during(bench: &Bench, sign_in: &[PathBuf]) {
+    for (path, bytes) in files(sign_in) {
         let name = path.file_name().unwrap().to_str().unwrap();
         let allowed: &[&str] = match name {
             "system.txt" => &[SYSTEM],
@@ -291,8 +298,8 @@ fn during(bench: &Bench) {
     }
 }
 
-/// Every file below the temporary directory but the made-up sign-in itself, which the laboratory wrote.
-fn files() -> Vec<(PathBuf, Vec<u8>)> {
+/// Every file below the temporary directory but `except`.
+fn files(except: &[PathBuf]) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     let mut folders = vec![std::env::temp_dir()];
     while let Some(folder) = folders.pop() {
@@ -301,7 +308,7 @@ fn files() -> Vec<(PathBuf, Vec<u8>)> {
             if kind.is_dir() {
                 folders.push(path);
             } else if kind.is_file()
-                && !path.ends_with(".claude/.credentials.json")
+                && !except.contains(&path)
                 // It may have gone since the folder was listed.
                 && let Ok(bytes) = std::fs::read(&path)
             {

@@ -10,7 +10,7 @@ use turnpass::request::{Effort, Request, Sampling, ThinkingDisplay, Tool, ToolCh
 use crate::bench::{Bench, Random, Setup, body, say, tool};
 
 /// Generations: kept processes, and where each one starts a process (per request, or for its tools).
-const GENERATIONS: (usize, usize) = (30, 8);
+const GENERATIONS: (usize, usize) = (30, 6);
 
 /// The models that are asked for: as asked, at the service, default effort.
 const MODELS: [(&str, &str, &str); 4] = [

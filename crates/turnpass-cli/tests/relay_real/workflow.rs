@@ -3,7 +3,6 @@
 use serde_json::Value;
 use turnpass::conversation::{Block, Message, ToolResult};
 use turnpass::event::{Event, StopReason};
-use turnpass::request::Request;
 use turnpass_lab::scenario::{Item, Reply};
 
 use crate::bench::{Bench, Setup, body, request};
@@ -137,9 +136,4 @@ fn follow_up_is_exact(history: &[Message], body: &Value, bytes: &[u8]) {
         messages[2]["content"][0]["tool_use_id"],
         messages[1]["content"][4]["id"]
     );
-}
-
-/// A request without tools and without a system prompt.
-pub(crate) fn bare(text: &str) -> Request {
-    Request::new("sonnet", vec![Message::user(text)])
 }
