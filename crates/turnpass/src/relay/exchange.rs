@@ -6,14 +6,12 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
-use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::admission::Stage;
 use super::classify;
 use super::completion::{Answer as Judged, Decision, Evidence, FINALISATION_GRACE, ProcessMode};
 use super::isolation::InitVerdict;
@@ -22,8 +20,10 @@ use super::lane::{Admitted, Arrival, BrokenOff, Lane, Reply};
 use super::native::Native;
 use super::prepared::{self, Prepared};
 use super::reading::Reading;
+use super::remains::Remains;
+use super::renewal::Renewal;
 use super::upstream::{Answer, AnswerBody, Upstream};
-use crate::cli::starts::Turn as Start;
+use crate::cli::starts::{Starts, Turn as Start};
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Done, Event, Notice, Plan, StateOrder};
 use crate::process::Exit;
@@ -33,8 +33,6 @@ use crate::turn::{Finished, Turn};
 
 /// Longest wait for the answer to a control request (SPEC 3).
 pub(crate) const CONTROL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
-/// How long the connection to the service is read on after the answer, so that it can be used again.
-const LINGER: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// How a generation ended.
 #[derive(Debug)]
@@ -72,15 +70,14 @@ pub(crate) struct Seat<'a> {
 /// What all generations of a transport share.
 pub(crate) struct Service<'a> {
     pub(crate) upstream: &'a Upstream,
-    /// The right to renew a sign-in.
-    pub(crate) renewals: Arc<Semaphore>,
+    /// Turns to start, and to renew a sign-in.
+    pub(crate) starts: &'a Starts,
 }
 
 /// One generation.
 pub(crate) struct Exchange<'a> {
     seat: Seat<'a>,
-    upstream: &'a Upstream,
-    renewals: Arc<Semaphore>,
+    service: Service<'a>,
     prepared: &'a Prepared,
     events: &'a mut EventSender,
     limits: Limits,
@@ -94,10 +91,7 @@ pub(crate) struct Exchange<'a> {
     first_body: Option<Bytes>,
     sending: Option<Boxed<Result<Answer>>>,
     body: Option<AnswerBody>,
-    /// A refused sign-in that waits for the right to be renewed, and that right while it is.
-    to_renew: Option<(Admitted, Reply)>,
-    may_renew: Option<Boxed<Result<OwnedSemaphorePermit, AcquireError>>>,
-    renewing: Option<OwnedSemaphorePermit>,
+    renewal: Renewal,
     /// The CLI's copy of the answer (per request only).
     copy: Option<mpsc::Sender<Result<Bytes, BrokenOff>>>,
     copying: Option<Result<Bytes, BrokenOff>>,
@@ -135,9 +129,7 @@ impl<'a> Exchange<'a> {
             first_body: None,
             sending: None,
             body: None,
-            to_renew: None,
-            may_renew: None,
-            renewing: None,
+            renewal: Renewal::None,
             copy: None,
             copying: None,
             finished: None,
@@ -149,8 +141,7 @@ impl<'a> Exchange<'a> {
             whole: None,
             host_is_slow: false,
             seat,
-            upstream: service.upstream,
-            renewals: service.renewals,
+            service,
             prepared,
             events,
         }
@@ -202,8 +193,8 @@ impl<'a> Exchange<'a> {
                     Ok(())
                 }
                 answer = pending(&mut self.sending) => self.answered(answer).await,
-                right = pending(&mut self.may_renew) => {
-                    self.renew(right.ok());
+                turn = self.renewal.turn() => {
+                    self.renewal.begin(turn);
                     Ok(())
                 }
                 chunk = next_chunk(&mut self.body), if self.queue.is_empty() && self.copying.is_none() => {
@@ -309,7 +300,7 @@ impl<'a> Exchange<'a> {
         if matches!(arrival, Arrival::Request(_)) {
             // It comes with the sign-in as the CLI has it, renewed if that was due.
             *self.seat.starting = None;
-            self.renewing = None;
+            self.renewal = Renewal::None;
         }
         match arrival {
             Arrival::Request(admitted) if self.seat.isolated => self.admit(admitted),
@@ -411,7 +402,7 @@ impl<'a> Exchange<'a> {
         self.first_body = Some(admitted.body.clone());
         self.upstream_requests += 1;
         let (upstream, path, headers) = (
-            self.upstream.clone(),
+            self.service.upstream.clone(),
             admitted.path.clone(),
             admitted.headers.clone(),
         );
@@ -460,22 +451,12 @@ impl<'a> Exchange<'a> {
                 status: Some(401),
                 reason,
             }));
-            self.to_renew = Some((admitted, whole));
-            self.may_renew = Some(Box::pin(Arc::clone(&self.renewals).acquire_owned()));
+            self.renewal = Renewal::wait(self.service.starts, admitted, whole);
             return Ok(());
         }
         admitted.answer(self.in_place_of(Some(whole)));
         self.evidence.answer = Judged::Failed(error);
         Ok(())
-    }
-
-    /// No other process renews the sign-in now, so this one may: it hears that the service refused it.
-    fn renew(&mut self, right: Option<OwnedSemaphorePermit>) {
-        self.may_renew = None;
-        self.renewing = right;
-        if let Some((admitted, refusal)) = self.to_renew.take() {
-            admitted.answer(refusal);
-        }
     }
 
     /// What the CLI is told of a failed answer. A kept process is told that all is well, so that it asks nothing more and
@@ -598,45 +579,9 @@ impl<'a> Exchange<'a> {
             model: finished.model,
             state: StateOrder::Unchanged,
             upstream_requests: self.upstream_requests,
-            laboratory: self.upstream.is_laboratory(),
+            laboratory: self.service.upstream.is_laboratory(),
         }));
     }
-}
-
-/// What is left of a generation after its end.
-pub(crate) struct Remains {
-    body: Option<AnswerBody>,
-    /// Something went to the service.
-    pub(crate) sent: bool,
-    /// The CLI has ended its turn.
-    pub(crate) native_is_over: bool,
-    /// ... and well.
-    pub(crate) native_is_good: bool,
-    /// The isolation of the process was seen to hold.
-    pub(crate) isolated: bool,
-}
-
-impl Remains {
-    /// Reads a finished answer's connection to its end, for a moment, so that it can be used again.
-    pub(crate) fn linger(&mut self) -> impl Future<Output = ()> + Send + use<> {
-        let body = self.body.take();
-        async move {
-            if let Some(mut body) = body {
-                let rest = async { while let Some(Ok(_)) = body.chunk().await {} };
-                let _ = tokio::time::timeout(LINGER, rest).await;
-            }
-        }
-    }
-
-    /// Closes the connection to the service at once.
-    pub(crate) fn hang_up(&mut self) {
-        self.body = None;
-    }
-}
-
-/// Whether a lane's process may serve another generation.
-pub(crate) fn is_reusable(lane: &Lane) -> bool {
-    matches!(lane.admission().stage(), Stage::Spent | Stage::Idle)
 }
 
 fn has_bearer(headers: &HeaderMap) -> bool {

@@ -119,6 +119,11 @@ impl Launcher {
         self.installed.signed_in().await.map(drop)
     }
 
+    /// Turns to start, and to renew a sign-in.
+    pub(crate) fn starts(&self) -> &Starts {
+        &self.starts
+    }
+
     /// Starts a process. The sign-in is checked first.
     pub(crate) async fn start(&self, shape: &Shape<'_>) -> Result<Running> {
         let found = self.installed.checked().await?;

@@ -31,8 +31,11 @@ mod kept;
 mod lane;
 mod launcher;
 mod native;
+mod notices;
 mod prepared;
 mod reading;
+mod remains;
+mod renewal;
 mod stable;
 mod upstream;
 
@@ -46,11 +49,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use self::exchange::{Ended, Exchange, Remains, Service, is_reusable};
+use self::exchange::{Ended, Exchange, Service};
 use self::fit::{Fit, Key};
 use self::kept::Kept;
 use self::launcher::{Launcher, Shape};
 use self::prepared::Prepared;
+use self::remains::{Remains, is_reusable};
 use self::stable::{Need, RELAUNCHES, Stable, closed};
 use self::upstream::Upstream;
 use crate::cli::environment::{InheritedCredentials, Snapshot};
@@ -62,13 +66,10 @@ use crate::provider::{EventSender, Generation, Transport};
 use crate::request::{Request, ThinkingDisplay, TransportKind};
 
 pub use completion::ProcessMode;
+pub use notices::UNCERTIFIED;
 pub use prepared::ToolCarrier;
 pub use stable::PROCESS_BYTES;
 pub use upstream::LoopbackUrl;
-
-/// The sentence that a relay's first generation carries.
-pub const UNCERTIFIED: &str = "The relay replaces the messages of the CLI's own request. Anthropic's guidance on using \
-a plan with `claude -p` does not certify that; existing usage credits may be charged.";
 
 /// How a relay is set up.
 #[derive(Clone, Debug)]
@@ -265,7 +266,7 @@ impl Inner {
     fn notices(&self, prepared: &Prepared) -> Vec<Notice> {
         // Nothing of a laboratory run reaches the service, so there is nothing to certify or to charge.
         let first = !self.upstream.is_laboratory() && !self.warned.swap(true, Ordering::Relaxed);
-        notices_of(self.upstream.is_laboratory(), first, &prepared.changes)
+        notices::of(self.upstream.is_laboratory(), first, &prepared.changes)
     }
 
     async fn need(&self, prepared: &Prepared, thinking: ThinkingDisplay) -> Result<Need> {
@@ -361,7 +362,7 @@ impl Inner {
     fn service(&self) -> Service<'_> {
         Service {
             upstream: &self.upstream,
-            renewals: self.stable.renewals(),
+            starts: self.stable.starts(),
         }
     }
 
@@ -452,21 +453,7 @@ impl Inner {
     }
 }
 
-fn notices_of(laboratory: bool, first: bool, changes: &[String]) -> Vec<Notice> {
-    let uncertified = || Notice::Uncertified {
-        text: UNCERTIFIED.to_owned(),
-    };
-    let changes = changes.to_vec();
-    let found = [
-        laboratory.then_some(Notice::Laboratory),
-        first.then(uncertified),
-        (!changes.is_empty()).then_some(Notice::Normalised { changes }),
-    ];
-    found.into_iter().flatten().collect()
-}
-
-/// Whether a process may serve on after this failure. One that was refused as signed out holds a dead sign-in, and one
-/// that did not get as far as its request in time is not waited for any longer.
+/// Whether a process may serve on: not with a refused sign-in, nor one that did not get to its request in time.
 fn leaves_it_usable(error: &Error) -> bool {
     !matches!(
         error.code(),
@@ -524,26 +511,4 @@ const CANCEL_GRACE: std::time::Duration = std::time::Duration::from_millis(20);
 async fn lasting_cancel(cancelled: tokio_util::sync::CancellationToken) {
     cancelled.cancelled().await;
     tokio::time::sleep(CANCEL_GRACE).await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_generation_says_that_nothing_certifies_this_and_a_laboratory_run_says_that_it_is_one()
-     {
-        assert!(
-            matches!(&notices_of(false, true, &[])[..], [Notice::Uncertified { text }] if text.contains("certify"))
-        );
-        assert!(notices_of(false, false, &[]).is_empty());
-        assert_eq!(notices_of(true, false, &[]), [Notice::Laboratory]);
-        let changed = vec!["one".to_owned()];
-        assert_eq!(
-            notices_of(false, false, &changed),
-            [Notice::Normalised {
-                changes: changed.clone()
-            }]
-        );
-    }
 }

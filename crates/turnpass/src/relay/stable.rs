@@ -15,6 +15,7 @@ use super::fit::{self, Fit, Key};
 use super::kept::{Kept, Primed, Running};
 use super::launcher::{Launcher, Shape};
 use super::prepared::Prepared;
+use crate::cli::starts::Starts;
 use crate::error::{Error, ErrorCode, Result};
 use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
 use crate::request::TransportSession;
@@ -25,9 +26,6 @@ use crate::tools::Catalogue;
 pub const PROCESS_BYTES: u64 = 200 * 1024 * 1024;
 /// How long a process that nobody needs is kept. One that was idle for seven minutes was as fast as ever (2.1.332).
 pub(crate) const IDLE_TTL: Duration = Duration::from_secs(10 * 60);
-/// Processes that renew their sign-in at the same time. What they renew it with may be used once, and the loser of a race
-/// is signed out (bug 43).
-const RENEWALS: usize = 1;
 /// Longest time for starting and priming a spare; 300 ms were measured, a busy machine takes seconds.
 const SPARE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a start is repeated for built-in plugins that slipped through (replay document: once).
@@ -39,7 +37,6 @@ pub(crate) struct Stable {
     launcher: Launcher,
     idle: Mutex<Vec<Kept>>,
     places: Arc<Semaphore>,
-    renewals: Arc<Semaphore>,
     freed: Notify,
     spares: usize,
     /// The keys of spares that are being made.
@@ -98,7 +95,6 @@ impl Stable {
             launcher,
             idle: Mutex::default(),
             places: Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS))),
-            renewals: Arc::new(Semaphore::new(RENEWALS)),
             freed: Notify::new(),
             spares,
             coming: Mutex::default(),
@@ -342,9 +338,9 @@ impl Stable {
         self.launcher.start(shape).await
     }
 
-    /// The right to renew a sign-in.
-    pub(crate) fn renewals(&self) -> Arc<Semaphore> {
-        Arc::clone(&self.renewals)
+    /// Turns to start, and to renew a sign-in.
+    pub(crate) fn starts(&self) -> &Starts {
+        self.launcher.starts()
     }
 
     /// Ends what was idle too long. Returns when to look again.
