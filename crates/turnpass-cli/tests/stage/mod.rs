@@ -159,6 +159,15 @@ impl Stage {
         recording
     }
 
+    /// Waits until somebody has asked for the sign-in.
+    pub(crate) async fn asked_for_sign_in(&self) {
+        let end = Instant::now() + PATIENCE;
+        while Recording::read(&self.record()).runs.is_empty() {
+            assert!(Instant::now() < end, "nobody asked");
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
     /// Waits until the recording is so.
     pub(crate) async fn recorded(
         &self,
