@@ -109,6 +109,19 @@ async fn bug_094_a_second_generation_is_refused_and_the_first_stands() {
 }
 
 #[tokio::test]
+async fn bug_125_a_browser_s_request_is_refused_and_changes_nothing() {
+    for row in MODES {
+        let foreign = json!({
+            "reply": "ignore", "expect_status": 403, "headers": {"origin": "https://evil.example"},
+        });
+        let stage = Stage::json(json!({"runs": [turns(row, [posted(row, foreign), post(row)])]}));
+        let heard = told(&stage.provider(row), ask("[[say mine]]")).await;
+        assert_eq!(heard.text(), "mine");
+        assert_eq!((heard.refused_requests(), stage.sent().len()), (0, 1));
+    }
+}
+
+#[tokio::test]
 async fn bug_059_one_call_is_one_request_also_after_a_while() {
     for row in ROWS {
         let stage = Stage::emulator();
