@@ -93,7 +93,7 @@ async fn play_the_host() {
     let provider = Provider::new(RelayTransport::new(options).unwrap());
     let work = order["work"].as_str().unwrap();
     let done = match work {
-        "cancel" => cancels(&provider, count).await,
+        "cancel" => cancels(&provider, row, count).await,
         "start" => starts(&provider, count).await,
         _ => {
             let mut generation = provider.generate(ask("[[say half]] [[stall closed]]"));
@@ -118,7 +118,9 @@ async fn play_the_host() {
 }
 
 /// Drops generations at random points; every tenth one is heard to its end, and has to be right.
-async fn cancels(provider: &Provider, count: u64) -> Value {
+async fn cancels(provider: &Provider, row: Row, count: u64) -> Value {
+    // About as long as a generation takes when four are at it.
+    let longest_us = if row.is_warm() { 120_000 } else { 400_000 };
     const AT_ONCE: u64 = 4;
     let work = |worker: u64| async move {
         // A fixed sequence, so that a failure can be repeated.
@@ -139,7 +141,7 @@ async fn cancels(provider: &Provider, count: u64) -> Value {
                 continue;
             }
             let mut generation = provider.generate(request);
-            let point = Duration::from_micros(random % 120_000);
+            let point = Duration::from_micros(random % longest_us);
             let mut heard = false;
             let ended = tokio::time::timeout(point, async {
                 while let Some(event) = generation.next().await {

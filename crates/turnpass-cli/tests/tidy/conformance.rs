@@ -110,14 +110,14 @@ fn wrong(row: &Row, files: &[File], tests: &Tests) -> Vec<String> {
 }
 
 /// Names of tests.
-struct Tests {
-    all: BTreeSet<String>,
+pub(crate) struct Tests {
+    pub(crate) all: BTreeSet<String>,
     /// Of those that run on the real CLI.
     real: BTreeSet<String>,
 }
 
 /// Names of test functions, and of trials that a program of tests makes from texts.
-fn test_names(files: &[File]) -> Tests {
+pub(crate) fn test_names(files: &[File]) -> Tests {
     let mut tests = Tests {
         all: BTreeSet::new(),
         real: BTreeSet::new(),

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod bugs;
 mod conformance;
 mod lists;
 mod pages;
