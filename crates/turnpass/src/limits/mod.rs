@@ -4,24 +4,38 @@
 //! | --- | --- |
 //! | [`verdict`] | one answer to `get_usage` in, one verdict out: pure |
 //! | [`gate`] | the verdict with its retries, the second opinion and the fresh sign-in check |
+//! | [`probe`] | a CLI process that is started to be asked for use |
 //! | [`shared`] | one question at a time, shared by all who ask |
+//! | [`rate`] | events, notifications, headers and failures of a turn: overage, usage limit or throttle; pure |
+//! | [`windows`] | the plan's windows for people, and the newest that is known of them; pure |
+//! | [`latest`] | the latest reading of them, asked for at most once a minute |
+//! | [`budget`] | what a person allows: requests, tokens, a share of a window; pure |
+//! | [`state_file`] | small files of our own that several processes write |
+//! | [`guard`] | all of it for one transport |
 //!
-//! What was said here is about the person's own plan. Nothing in it reads a credential, and nothing turns credits on.
+//! Nothing here reads a credential, and nothing turns credits on.
 //!
 //! # Policies
 //!
 //! | policy | default of | before a new user message | credits in use in a turn |
 //! | --- | --- | --- | --- |
 //! | [`Policy::RequireOff`] | pool | only if the CLI confirms that credits are off; otherwise `billing` or `usage_unconfirmed` | the turn ends with `billing`; a pool closes |
-//! | [`Policy::Warn`] | replay, relay | a notice from a question that delays nothing | a notice |
+//! | [`Policy::Warn`] | replay, relay | a notice, at most once in [`guard::NOTICE_INTERVAL`], from a question that delays nothing | a notice |
 //! | [`Policy::Off`] | nobody | nothing | nothing |
 //!
 //! No policy sees a race: credits can be switched on between the answer and the message, and some models bill credits
 //! although the plan has room (`Credits` in `models`).
 
+pub mod budget;
 pub mod gate;
+pub mod guard;
+pub mod latest;
+pub mod probe;
+pub mod rate;
 pub mod shared;
+pub mod state_file;
 pub mod verdict;
+pub mod windows;
 
 use std::fmt;
 use std::str::FromStr;
