@@ -10,7 +10,7 @@ use tokio::io::AsyncReadExt;
 use super::launch::{Launch, refused_option};
 use super::private_dir::PrivateDir;
 use crate::error::{Error, ErrorCode, Result};
-use crate::process::{ChildGroup, EndPolicy, Stdout};
+use crate::process::{ChildGroup, EndPolicy, StdinError, Stdout};
 use crate::wire::control::{ControlRequest, ReplyError, RequestIds, control_request};
 use crate::wire::lines::LineSplitter;
 use crate::wire::stream_json::{ControlOutcome, Record, decode};
@@ -25,6 +25,12 @@ pub const AFTER_ANSWER: EndPolicy = EndPolicy {
     after_stdin_close: Duration::from_secs(1),
     after_terminate: Duration::from_millis(500),
 };
+
+/// Longest wait for what a process that ended has to say about it.
+const END_LIMIT: Duration = Duration::from_millis(200);
+
+/// Between two looks at it.
+const END_PAUSE: Duration = Duration::from_millis(5);
 
 /// A process that is asked. Dropping it kills its group at once.
 #[derive(Debug)]
@@ -96,10 +102,12 @@ impl Inquiry {
     ) -> Result<String, NoAnswer> {
         let id = self.ids.next_id();
         let line = control_request(&id, request);
-        self.group
-            .stdin()
-            .write(line.into_bytes())
-            .map_err(|error| NoAnswer::Gone(error.into()))?;
+        match self.group.stdin().write(line.into_bytes()) {
+            Ok(()) => {}
+            // What the process was about to say of its end is still to be read.
+            Err(StdinError::Closed) => {}
+            Err(error) => return Err(NoAnswer::Gone(error.into())),
+        }
         match tokio::time::timeout(limit, self.answer(&id)).await {
             Ok(answer) => answer,
             Err(_) => {
@@ -137,12 +145,21 @@ impl Inquiry {
             // A read error is an early end.
             match self.stdout.read_buf(self.lines.read_buf()).await {
                 Ok(1..) => {}
-                _ => return Err(NoAnswer::Gone(self.ended())),
+                _ => return Err(NoAnswer::Gone(self.ended().await)),
             }
         }
     }
 
-    fn ended(&self) -> Error {
+    async fn ended(&self) -> Error {
+        // The pipes end before the exit is known and the last of standard error is read.
+        let known = async {
+            self.group.wait().await;
+            while self.group.stderr_tail().is_empty() {
+                tokio::time::sleep(END_PAUSE).await;
+            }
+        };
+        // A process that ended without a word is told as such after the limit.
+        let _ = tokio::time::timeout(END_LIMIT, known).await;
         refused_option(&self.group.stderr_tail()).unwrap_or_else(|| {
             let how = self.group.exit().map_or_else(
                 || "closed its output".to_owned(),
