@@ -40,10 +40,13 @@ pub mod windows;
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::request::TransportKind;
 
 /// What to do about paid usage credits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Policy {
     /// Nothing is sent unless the CLI confirms that credits are off.
     RequireOff,
