@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::value::to_raw_value;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{CatalogEntry, fallback_catalog, read_catalog};
@@ -94,17 +95,17 @@ async fn catalogue(process: &mut Inquiry) -> Result<Vec<CatalogEntry>> {
     Ok(models)
 }
 
-/// The window of a model by the CLI's own table. The CLI knows each of these names, so that a change of model sends
-/// nothing (a name that it does not know costs a request: 2.1.332). A version that does not tell is no failure.
+/// The window of a model by the CLI's own table. The model is set as a setting: `set_model` sends a request of its own to
+/// check a full id, a setting sends nothing (2.1.332). A version that does not tell is no failure.
 async fn window(process: &mut Inquiry, model: &str) -> Option<u64> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct ContextUsage {
         raw_max_tokens: u64,
     }
-    let set = ControlRequest::SetModel {
-        model: Some(model),
-        system_prompt: None,
+    let settings = to_raw_value(&json!({"model": model})).ok()?;
+    let set = ControlRequest::ApplyFlagSettings {
+        settings: &settings,
     };
     process.ask(&set, WORK_LIMIT).await.ok()?;
     let ask = ControlRequest::GetContextUsage { detail: "summary" };
