@@ -23,10 +23,11 @@ use turnpass_lab::rig::{ProductionShape, REQUIRE_REAL_CLI, RealCli};
 use stage::Stage;
 
 fn main() -> ExitCode {
+    // Ends the program for wrong ones, before there is anything to clean up.
+    let mut arguments = Arguments::from_args();
     // Short, since the CLI makes sockets below it, and named by the process, which stays the same inside the namespaces.
     let dir = PathBuf::from(format!("/tmp/tps-{}", std::process::id()));
     let shape = ProductionShape::enter(&dir).map(Arc::new);
-    let mut arguments = Arguments::from_args();
     // The CLI's hosts are one address, so there is one upstream at a time.
     arguments.test_threads = Some(1);
     let required = std::env::var(REQUIRE_REAL_CLI).as_deref() == Ok("1");
