@@ -1,18 +1,23 @@
 //! The gate, with every answer that the usage endpoint can give.
 
-use serde_json::json;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Stdio};
+use std::sync::Mutex;
+
+use futures_util::future::BoxFuture;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
-use turnpass::limits::gate::{Finding, Question};
-use turnpass::limits::verdict::{Doubt, Shape};
+use turnpass::limits::gate::{Finding, Question, SourceFault, UsageSource};
+use turnpass::limits::verdict::{Doubt, Shape, Verdict};
 use turnpass::models::discovery::discover;
 use turnpass::request::CallKind;
 use turnpass_lab::rig::{MadeUpHome, SignIn};
-use turnpass_lab::scenario::{Body, ExtraUsage, UsageAnswer};
+use turnpass_lab::scenario::{Body, ExtraUsage, Reply, UsageAnswer};
 
 use super::Test;
 use super::stage::Stage;
 
-pub(crate) const TESTS: [(&str, Test); 8] = [
+pub(crate) const TESTS: [(&str, Test); 9] = [
     ("gate::one_answer_of_each_kind", one_answer_of_each_kind),
     (
         "gate::a_late_answer_is_no_answer",
@@ -25,6 +30,10 @@ pub(crate) const TESTS: [(&str, Test); 8] = [
     (
         "gate::a_remembered_refusal_needs_a_fresh_process",
         a_remembered_refusal_needs_a_fresh_process,
+    ),
+    (
+        "gate::a_reading_made_up_from_headers_needs_a_fresh_process",
+        seeded_from_headers,
     ),
     (
         "gate::another_process_s_answer_serves_for_a_minute",
@@ -169,6 +178,115 @@ fn a_remembered_refusal_needs_a_fresh_process(stage: &Stage) {
     assert!(matches!(found, Finding::Off), "{found:?}");
     assert_eq!(stage.asked(), 2, "once by each process");
     assert_eq!(stage.left(), [""; 0]);
+}
+
+/// A process that has had a turn: what a pool's gate asks.
+struct AfterATurn(Mutex<(Child, BufReader<ChildStdout>)>);
+
+impl AfterATurn {
+    fn new(stage: &Stage) -> Self {
+        let mut command = stage.command(&stage.claude);
+        let words = "-p --input-format stream-json --output-format stream-json --verbose --tools= --setting-sources= \
+                     --strict-mcp-config --permission-mode dontAsk --no-session-persistence --model sonnet";
+        command.args(words.split_whitespace());
+        command.env("DISABLE_TELEMETRY", "1");
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let after = Self(Mutex::new((child, stdout)));
+        let user = json!({"type": "user", "client_composed": true, "message": {"role": "user", "content": "hello"}});
+        after.write_and_read(&user, |record| (record["type"] == "result").then_some(()));
+        after
+    }
+
+    fn write_and_read<T>(&self, line: &Value, wanted: impl Fn(&Value) -> Option<T>) -> T {
+        let mut both = self.0.lock().unwrap();
+        let (child, stdout) = &mut *both;
+        writeln!(child.stdin.as_mut().unwrap(), "{line}").unwrap();
+        loop {
+            let mut text = String::new();
+            assert!(stdout.read_line(&mut text).unwrap() > 0, "the CLI ended");
+            let record: Value = serde_json::from_str(&text).unwrap_or_default();
+            if let Some(found) = wanted(&record) {
+                return found;
+            }
+        }
+    }
+}
+
+impl UsageSource for AfterATurn {
+    fn get_usage(&self) -> BoxFuture<'_, Result<String, SourceFault>> {
+        let line = json!({"type": "control_request", "request_id": "u", "request": {"subtype": "get_usage", "skip_behaviors": true}});
+        let payload = self.write_and_read(&line, |record| {
+            let answer = &record["response"];
+            (answer["request_id"] == "u").then(|| answer["response"].to_string())
+        });
+        Box::pin(async { Ok(payload) })
+    }
+}
+
+impl Drop for AfterATurn {
+    fn drop(&mut self) {
+        let (child, _) = self.0.get_mut().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
+
+fn seeded_from_headers(stage: &Stage) {
+    let hour = std::time::SystemTime::now() + std::time::Duration::from_secs(3600);
+    let hour = hour
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
+    let headers = [
+        ("status", "allowed".to_owned()),
+        ("reset", hour.to_string()),
+        ("representative-claim", "five_hour".to_owned()),
+        ("5h-status", "allowed".to_owned()),
+        ("5h-utilization", "0.4".to_owned()),
+        ("5h-reset", hour.to_string()),
+        ("7d-status", "allowed".to_owned()),
+        ("7d-utilization", "0.2".to_owned()),
+        ("7d-reset", (hour + 86_400).to_string()),
+    ];
+    let headers =
+        headers.map(|(name, value)| (format!("anthropic-ratelimit-unified-{name}"), value));
+    stage.upstream.enqueue(Reply {
+        headers: headers.into(),
+        ..Reply::text("hello")
+    });
+    // Refused to the running process, whose first reading then is made up; well for the fresh one.
+    stage
+        .upstream
+        .set_usage([status(429), says(ExtraUsage::Off)]);
+    let running = AfterATurn::new(stage);
+    let seeded = stage.wait(running.get_usage()).unwrap();
+    assert_eq!(
+        Verdict::read(&seeded),
+        Verdict::Unconfirmed(Doubt::ExtraUsage(Shape::Missing)),
+        "{seeded}"
+    );
+    let found = stage.wait(async {
+        let gate = stage.probe().gate();
+        let question = Question {
+            running: Some(&running),
+            call: CallKind::Normal,
+            cancel: &CancellationToken::new(),
+        };
+        let found = gate.ask(question).await;
+        gate.shutdown().await;
+        found
+    });
+    assert!(matches!(found, Finding::Off), "{found:?}");
+    drop(running);
+    assert_eq!(
+        (stage.upstream.messages().len(), stage.left()),
+        (1, Vec::new())
+    );
 }
 
 fn another_process_s_answer_serves_for_a_minute(stage: &Stage) {

@@ -223,7 +223,8 @@ fn rule_6_a_notification_about_credits_is_overage() {
 
 #[test]
 fn headers_say_the_same_as_events() {
-    let cases: [(&[(&str, &str)], u16, Signal); 5] = [
+    type Pairs<'a> = &'a [(&'a str, &'a str)];
+    let cases: [(Pairs<'_>, u16, Signal); 5] = [
         (
             &[("status", "allowed"), ("overage-in-use", "true")],
             200,
