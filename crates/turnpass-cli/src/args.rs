@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, completions, config, demo, doctor, lab, man, mcp_stdio, run};
+use crate::commands::{
+    auth, bench, completions, config, demo, doctor, lab, man, mcp_stdio, models, run, usage,
+};
 use crate::exit::{Exit, Fault};
 
 /// Uses the claude program that you installed and signed in to as a model provider on your own machine.
@@ -37,6 +39,12 @@ pub(crate) enum Command {
     Demo(demo::Args),
     /// Check the installed CLI, at no cost
     Doctor(doctor::Args),
+    /// Whether the CLI is signed in
+    Auth(auth::Args),
+    /// How much of the plan is used, and whether credits are on; it costs nothing
+    Usage(usage::Args),
+    /// The models that the CLI offers
+    Models(models::Args),
     /// The offline laboratory
     Lab(lab::Args),
     /// Where the configuration is, and what it says
@@ -63,6 +71,9 @@ impl Command {
             Self::Run(args) => args.json,
             Self::Demo(args) => args.json,
             Self::Doctor(args) => args.json,
+            Self::Auth(args) => args.wants_json(),
+            Self::Usage(args) => args.json,
+            Self::Models(args) => args.json,
             Self::Lab(args) => args.wants_json(),
             _ => false,
         }

@@ -13,7 +13,7 @@ use crate::settings::{Environment, KEYS, Values};
 /// Names another file than the usual one.
 pub(crate) const CONFIG_VARIABLE: &str = "TURNPASS_CONFIG";
 
-/// Largest configuration file, in bytes; ten keys need a thousandth of it.
+/// Largest configuration file, in bytes; its keys need a thousandth of it.
 const FILE_BYTES: u64 = 1024 * 1024;
 
 /// The file's path, and whether it was named by [`CONFIG_VARIABLE`] and so has to exist.

@@ -2,9 +2,14 @@
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::sync::Arc;
 
+use etcetera::BaseStrategy;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use turnpass::cli::environment::{InheritedCredentials, Snapshot};
+use turnpass::cli::installed::Installed;
 use turnpass::relay::{ProcessMode, RelayOptions, RelayTransport};
 use turnpass::request::TransportKind;
 use turnpass::{Error, ErrorCode, Provider};
@@ -73,10 +78,47 @@ pub(crate) fn relay_options(settings: &Settings) -> RelayOptions {
         claude_path: settings.claude_path.clone(),
         // This program serves the tools where they go over stdio.
         tool_server: std::env::current_exe().ok(),
+        usage_gate: settings.usage_gate,
+        budgets: settings.budgets,
+        // What a laboratory run uses is not the plan's.
+        state_dir: match settings.lab_upstream {
+            Some(_) => None,
+            None => state_dir(),
+        },
         lab_upstream: settings.lab_upstream.clone(),
         lab_home: settings.lab_home.clone(),
         ..RelayOptions::default()
     }
+}
+
+/// The installed CLI that the settings name, for commands that only ask it.
+pub(crate) fn installed(settings: &Settings) -> Arc<Installed> {
+    let mut snapshot = Snapshot::of_this_process();
+    if settings.lab_upstream.is_some() {
+        // The CLI asks its account at fixed addresses; in a laboratory run that leads nowhere.
+        for name in ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"] {
+            snapshot.set(name, CLOSED_PROXY);
+        }
+        if let Some(home) = &settings.lab_home {
+            snapshot.set("HOME", home);
+            snapshot.remove("CLAUDE_CONFIG_DIR");
+        }
+    }
+    let inherited = InheritedCredentials::Strip;
+    Arc::new(Installed::new(
+        settings.claude_setting(),
+        snapshot,
+        inherited,
+    ))
+}
+
+/// Nobody listens on the discard port of loopback.
+const CLOSED_PROXY: &str = "http://127.0.0.1:9";
+
+/// Where the program keeps what it counts: `$XDG_STATE_HOME/turnpass`, else `~/.local/state/turnpass`.
+pub(crate) fn state_dir() -> Option<PathBuf> {
+    let base = etcetera::base_strategy::Xdg::new().ok()?;
+    Some(base.state_dir()?.join("turnpass"))
 }
 
 fn cancel_on_signals(cancel: CancellationToken) -> Result<(), Fault> {

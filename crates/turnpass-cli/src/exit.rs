@@ -45,7 +45,11 @@ pub(crate) fn exit_of(code: ErrorCode) -> Exit {
         | ErrorCode::LaunchFailed => Exit::CliMissing,
         ErrorCode::VersionTooOld => Exit::CliTooOld,
         ErrorCode::Auth | ErrorCode::AuthIneligible | ErrorCode::AuthUnknown => Exit::SignedOut,
-        ErrorCode::UsageLimit | ErrorCode::RateLimit | ErrorCode::Billing => Exit::Limit,
+        ErrorCode::UsageLimit
+        | ErrorCode::RateLimit
+        | ErrorCode::Billing
+        | ErrorCode::UsageUnconfirmed
+        | ErrorCode::Budget => Exit::Limit,
         ErrorCode::RequestInvalid
         | ErrorCode::TransportUnavailable
         | ErrorCode::EffortUnsupported

@@ -7,6 +7,8 @@ use std::str::FromStr;
 
 use clap::Args;
 use serde::Deserialize;
+use turnpass::limits::Policy;
+use turnpass::limits::budget::{Allowance, Budgets};
 use turnpass::relay::LoopbackUrl;
 use turnpass::request::{Effort, TransportKind};
 use turnpass_agent::agent::DEFAULT_ROUNDS;
@@ -20,7 +22,7 @@ use crate::exit::Fault;
 const DEFAULT_MODEL: &str = "sonnet";
 
 /// Each key with its environment variable, in the order in which they are shown.
-pub(crate) const KEYS: [(&str, &str); 10] = [
+pub(crate) const KEYS: [(&str, &str); 16] = [
     ("transport", "TURNPASS_TRANSPORT"),
     ("process", "TURNPASS_PROCESS"),
     ("model", "TURNPASS_MODEL"),
@@ -31,6 +33,15 @@ pub(crate) const KEYS: [(&str, &str); 10] = [
     ("claude_path", "TURNPASS_CLAUDE_PATH"),
     ("lab_upstream", "TURNPASS_LAB_UPSTREAM"),
     ("lab_home", "TURNPASS_LAB_HOME"),
+    ("usage_gate", "TURNPASS_USAGE_GATE"),
+    ("max_window_percent", "TURNPASS_MAX_WINDOW_PERCENT"),
+    (
+        "max_requests_per_session",
+        "TURNPASS_MAX_REQUESTS_PER_SESSION",
+    ),
+    ("max_tokens_per_session", "TURNPASS_MAX_TOKENS_PER_SESSION"),
+    ("max_requests_per_day", "TURNPASS_MAX_REQUESTS_PER_DAY"),
+    ("max_tokens_per_day", "TURNPASS_MAX_TOKENS_PER_DAY"),
 ];
 
 /// One layer of settings: what the flags, the environment or the file say.
@@ -67,6 +78,24 @@ pub(crate) struct Values {
     /// A throw-away home folder for the CLI, with a laboratory upstream only [env: TURNPASS_LAB_HOME]
     #[arg(long, value_name = "DIR")]
     pub(crate) lab_home: Option<PathBuf>,
+    /// What to do about paid usage credits: require_off, warn or off [env: TURNPASS_USAGE_GATE]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) usage_gate: Option<Policy>,
+    /// Send nothing while a usage window is used to this percentage [env: TURNPASS_MAX_WINDOW_PERCENT]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub(crate) max_window_percent: Option<u8>,
+    /// Requests of one session [env: TURNPASS_MAX_REQUESTS_PER_SESSION]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_requests_per_session: Option<u64>,
+    /// Tokens of one session, prompts and answers [env: TURNPASS_MAX_TOKENS_PER_SESSION]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_tokens_per_session: Option<u64>,
+    /// Requests of one day, all sessions together [env: TURNPASS_MAX_REQUESTS_PER_DAY]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_requests_per_day: Option<u64>,
+    /// Tokens of one day, all sessions together [env: TURNPASS_MAX_TOKENS_PER_DAY]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_tokens_per_day: Option<u64>,
 }
 
 /// Whether the relay keeps its process.
@@ -165,6 +194,9 @@ pub(crate) struct Settings {
     pub(crate) claude_path: Option<PathBuf>,
     pub(crate) lab_upstream: Option<LoopbackUrl>,
     pub(crate) lab_home: Option<PathBuf>,
+    /// `None` leaves it to the transport.
+    pub(crate) usage_gate: Option<Policy>,
+    pub(crate) budgets: Budgets,
     /// Where each came from, in the order of [`KEYS`].
     pub(crate) sources: [Source; KEYS.len()],
 }
@@ -212,6 +244,18 @@ impl Settings {
                 .map(|text| LoopbackUrl::parse(&text))
                 .transpose()?,
             lab_home: first!(lab_home),
+            usage_gate: first!(usage_gate),
+            budgets: Budgets {
+                max_window_percent: first!(max_window_percent),
+                session: Allowance {
+                    requests: first!(max_requests_per_session),
+                    tokens: first!(max_tokens_per_session),
+                },
+                day: Allowance {
+                    requests: first!(max_requests_per_day),
+                    tokens: first!(max_tokens_per_day),
+                },
+            },
             sources,
         };
         debug_assert_eq!(index, KEYS.len());
@@ -229,6 +273,13 @@ impl Settings {
             return Err(Fault::usage(
                 "max_rounds is 0",
                 "A run needs at least one round.",
+            ));
+        }
+        let percent = self.budgets.max_window_percent;
+        if percent.is_some_and(|percent| !(1..=100).contains(&percent)) {
+            return Err(Fault::usage(
+                "max_window_percent is not between 1 and 100",
+                "Leave it out for no limit.",
             ));
         }
         if self.lab_home.is_some() && self.lab_upstream.is_none() {
@@ -276,6 +327,7 @@ impl Settings {
     pub(crate) fn shown(&self) -> Vec<(&'static str, Option<String>, Source)> {
         let quoted = |text: &str| toml::Value::from(text).to_string();
         let path = |path: &Option<PathBuf>| path.as_ref().map(|p| quoted(&p.to_string_lossy()));
+        let number = |number: Option<u64>| number.map(|n| n.to_string());
         let words = |words: &[ToolWord]| {
             let words: Vec<_> = words.iter().map(|word| word.0.as_str()).collect();
             Some(toml::Value::from(words).to_string())
@@ -291,6 +343,12 @@ impl Settings {
             path(&self.claude_path),
             self.lab_upstream.as_ref().map(|url| quoted(url.as_str())),
             path(&self.lab_home),
+            self.usage_gate.map(|policy| quoted(policy.as_str())),
+            self.budgets.max_window_percent.map(|n| n.to_string()),
+            number(self.budgets.session.requests),
+            number(self.budgets.session.tokens),
+            number(self.budgets.day.requests),
+            number(self.budgets.day.tokens),
         ];
         KEYS.iter()
             .zip(values)
@@ -348,6 +406,12 @@ fn from_environment(environment: Environment<'_>) -> Result<Values, Fault> {
         claude_path: text(7)?.map(PathBuf::from),
         lab_upstream: text(8)?,
         lab_home: text(9)?.map(PathBuf::from),
+        usage_gate: read(10, text(10)?)?,
+        max_window_percent: read(11, text(11)?)?,
+        max_requests_per_session: read(12, text(12)?)?,
+        max_tokens_per_session: read(13, text(13)?)?,
+        max_requests_per_day: read(14, text(14)?)?,
+        max_tokens_per_day: read(15, text(15)?)?,
     })
 }
 
@@ -402,6 +466,12 @@ mod tests {
                 "TURNPASS_CLAUDE_PATH" => "/opt/claude",
                 "TURNPASS_LAB_UPSTREAM" => "http://127.0.0.1:8399/",
                 "TURNPASS_LAB_HOME" => "/tmp/home",
+                "TURNPASS_USAGE_GATE" => "require-off",
+                "TURNPASS_MAX_WINDOW_PERCENT" => "80",
+                "TURNPASS_MAX_REQUESTS_PER_SESSION" => "1",
+                "TURNPASS_MAX_TOKENS_PER_SESSION" => "2",
+                "TURNPASS_MAX_REQUESTS_PER_DAY" => "3",
+                "TURNPASS_MAX_TOKENS_PER_DAY" => "4",
                 _ => return None,
             };
             Some(OsString::from(text))
@@ -421,6 +491,12 @@ mod tests {
             "\"/opt/claude\"",
             "\"http://127.0.0.1:8399\"",
             "\"/tmp/home\"",
+            "\"require_off\"",
+            "80",
+            "1",
+            "2",
+            "3",
+            "4",
         ];
         assert_eq!(shown, wanted.map(|text| Some(text.to_owned())));
     }
@@ -433,6 +509,7 @@ mod tests {
             ("TURNPASS_PROCESS", "cold", "use warm, per-request"),
             ("TURNPASS_ALLOW", "write,sh", "use read, list"),
             ("TURNPASS_MAX_ROUNDS", "-1", "invalid digit"),
+            ("TURNPASS_USAGE_GATE", "on", "use require_off, warn, off"),
         ] {
             let read = |asked: &str| (asked == name).then(|| OsString::from(value));
             let fault = from_environment(&read).unwrap_err();

@@ -8,6 +8,7 @@ use std::process::Command;
 use serde::Serialize;
 use turnpass::cli::environment::{InheritedCredentials, Snapshot};
 use turnpass::cli::installed::{Found, Installed};
+use turnpass::limits::budget::Budgets;
 use turnpass::relay::LoopbackUrl;
 use turnpass::request::TransportKind;
 use turnpass_lab::cli::Script;
@@ -137,6 +138,9 @@ pub(crate) fn laboratory(
     // Only the relay is in this build, and a laboratory run needs no consent to it: nothing reaches the service.
     settings.transport = transport.unwrap_or(TransportKind::Relay);
     settings.process = process.unwrap_or(settings.process);
+    // Nothing of it draws on the plan, so what guards the plan would only be in its way.
+    settings.usage_gate = None;
+    settings.budgets = Budgets::default();
     settings
 }
 

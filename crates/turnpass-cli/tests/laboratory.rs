@@ -529,3 +529,132 @@ fn the_bench_measures_the_memory_of_sixty_four_streams() {
     let megabytes = |name: &str| row["values"][name].as_f64().unwrap();
     assert!(megabytes("idle_mb") > 0.0 && megabytes("streaming_mb") > megabytes("idle_mb"));
 }
+
+#[test]
+fn a_budget_of_requests_refuses_before_anything_is_sent() {
+    let lab = Lab::new();
+    let ended = lab.run(&[
+        "--json",
+        "--max-requests-per-session",
+        "1",
+        "--allow",
+        "write",
+        WRITE,
+    ]);
+    assert_eq!(ended.code, Some(6), "{}", ended.err);
+    let lines = ended.lines();
+    let error = &lines.last().unwrap()["error"];
+    assert_eq!(error["code"], "budget", "{}", ended.out);
+    assert!(
+        ended.err.contains("max_requests_per_session is 1"),
+        "{}",
+        ended.err
+    );
+    assert_eq!(lab.upstream.messages().len(), 1);
+}
+
+#[test]
+fn a_budget_of_tokens_refuses_the_request_after_it_is_used_up() {
+    let lab = Lab::new();
+    let ended = lab.run(&["--max-tokens-per-day", "1", "--allow", "write", WRITE]);
+    assert_eq!(ended.code, Some(6), "{}", ended.err);
+    assert!(
+        ended.err.contains("max_tokens_per_day is 1"),
+        "{}",
+        ended.err
+    );
+    assert_eq!(lab.upstream.messages().len(), 1);
+    let again = lab.run(&["--max-tokens-per-day", "1", "[[say hello]]"]);
+    assert_eq!(
+        again.code,
+        Some(0),
+        "a laboratory run counts for itself: {}",
+        again.err
+    );
+}
+
+#[test]
+fn headers_of_a_window_that_is_nearly_used_up_become_a_notice() {
+    let lab = Lab::new();
+    let headers = [
+        ("anthropic-ratelimit-unified-status", "allowed_warning"),
+        ("anthropic-ratelimit-unified-5h-utilization", "0.93"),
+        ("anthropic-ratelimit-unified-5h-surpassed-threshold", "0.9"),
+    ];
+    lab.upstream.enqueue(turnpass_lab::scenario::Reply {
+        headers: headers
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into(),
+        ..turnpass_lab::scenario::Reply::text("hello")
+    });
+    let ended = lab.run(&["--json", "hello"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(ended.out.contains("\"limit_warning\""), "{}", ended.out);
+    assert!(ended.out.contains("five_hour"), "{}", ended.out);
+}
+
+#[test]
+fn the_gate_is_off_in_the_laboratory_unless_it_is_asked_for() {
+    let lab = Lab::new();
+    let ended = lab.run(&["[[say hello]]"]);
+    assert!(!ended.err.contains("credits are on"), "{}", ended.err);
+    // The scripted CLI says that credits are off.
+    let ended = lab.run(&["--usage-gate", "require_off", "[[say hello]]"]);
+    assert_eq!(
+        (ended.code, ended.out.as_str()),
+        (Some(0), "hello\n"),
+        "{}",
+        ended.err
+    );
+}
+
+#[test]
+fn bug_044_a_refused_sign_in_retires_the_process_and_names_the_command() {
+    use turnpass::event::PlanKind;
+    use turnpass::relay::{LoopbackUrl, RelayOptions, RelayTransport};
+    use turnpass::{Event, Provider, Request, conversation::Message};
+    let lab = Lab::new();
+    for _ in 0..2 {
+        let refused = turnpass_lab::scenario::Reply::error(401, "authentication_error", "invalid");
+        lab.upstream.enqueue(refused);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let all = async {
+        let relay = RelayTransport::new(RelayOptions {
+            claude_path: Some(lab.claude.clone()),
+            lab_upstream: Some(LoopbackUrl::parse(&lab.upstream.url()).unwrap()),
+            lab_home: Some(lab.path("home")),
+            spares: 0,
+            ..RelayOptions::default()
+        });
+        let provider = Provider::new(relay.unwrap());
+        let mut outcomes = Vec::new();
+        for _ in 0..2 {
+            let messages = vec![Message::user("[[say hello]]")];
+            let mut generation = provider.generate(Request::new("sonnet", messages));
+            let mut outcome = Err("no end".to_owned());
+            let mut plan = None;
+            while let Some(event) = generation.next().await {
+                match event {
+                    Ok(Event::Started { how, .. }) => plan = Some(how.kind),
+                    Ok(Event::Done(_)) => outcome = Ok(plan),
+                    Ok(_) => {}
+                    Err(error) => outcome = Err(error.to_string()),
+                }
+            }
+            outcomes.push(outcome);
+        }
+        provider.shutdown().await.unwrap();
+        outcomes
+    };
+    let outcomes = runtime.block_on(async { tokio::time::timeout(WAIT, all).await.unwrap() });
+    let error = outcomes[0].as_ref().unwrap_err();
+    assert!(
+        error.contains("[auth]") && error.contains("claude auth login"),
+        "{error}"
+    );
+    assert_eq!(outcomes[1], Ok(Some(PlanKind::Fresh)), "a new process");
+}

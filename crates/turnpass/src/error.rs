@@ -106,6 +106,8 @@ codes! {
     RateLimit = "rate_limit", true, [REPLAY, RELAY], "The service limits requests for a moment; this is not the plan's usage limit.", "Try again after the time given, else in a minute.";
     UsageLimit = "usage_limit", false, [POOL, RELAY], "The plan's usage limit is reached.", "Wait until the reset time.";
     Billing = "billing", false, [POOL], "The request would draw on usage credits, or credits are exhausted.", "Look at the usage settings of your account; turnpass never turns credits on.";
+    UsageUnconfirmed = "usage_unconfirmed", true, [POOL], "The CLI could not confirm that usage credits are off.", "Try again in a minute; `turnpass usage` shows what the CLI says, and usage_gate = \"warn\" sends all the same.";
+    Budget = "budget", false, [SPEC], "A budget that you set is used up.", "Wait until the time given, or raise the budget; the message names it.";
     Overloaded = "overloaded", true, [RELAY], "The service is overloaded.", "Try again in a minute.";
     UpstreamError = "upstream_error", true, [RELAY], "The service failed.", "Try again; the message gives the HTTP status.";
     UpstreamRejected = "upstream_rejected", false, [RELAY], "The service refused the request as malformed.", "The message gives the service's own words; report it if the request looks right.";

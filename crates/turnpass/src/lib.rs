@@ -10,6 +10,7 @@
 //! | [`relay`] | the one-admission relay transport |
 //! | [`wire`] | lines, SSE, stream-json, control, Messages and the body splice: functions over buffers |
 //! | [`cli`] | the installed CLI: where, whether it fits, signed in, how it is started |
+//! | [`limits`] | paid credits, usage windows, limits of a turn, budgets |
 //! | [`models`] | names, ceilings, effort levels, catalogue |
 //! | [`process`] | one type that owns a process group, its pipes and its end |
 //! | [`conversation`] | messages, blocks, normaliser, digests, the bytes of `messages`: pure |
@@ -20,6 +21,7 @@ pub mod cli;
 pub mod conversation;
 pub mod error;
 pub mod event;
+pub mod limits;
 pub mod models;
 pub mod process;
 pub mod provider;

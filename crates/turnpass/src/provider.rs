@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::error::{Error, ErrorCode, Result};
-use crate::event::Event;
+use crate::event::{Event, Notice};
 use crate::request::{Request, TransportKind};
 
 /// Events that wait between a transport and its host; the relay document's bound. A host that reads slowly slows
@@ -275,6 +275,12 @@ impl EventSender {
         }
     }
 
+    /// A way to tell the host something beside the generation.
+    pub fn notifier(&self) -> Option<Notifier> {
+        let events = self.events.as_ref()?.downgrade();
+        Some(Notifier { events })
+    }
+
     /// Ends the generation with an error.
     pub async fn fail(&mut self, error: Error) {
         if let Some(events) = self.events.take() {
@@ -286,6 +292,20 @@ impl EventSender {
     /// Cancelled when the host drops the generation.
     pub fn cancelled(&self) -> &CancellationToken {
         &self.cancelled
+    }
+}
+
+/// Tells the host something beside a generation that goes on. It keeps no generation open.
+#[derive(Clone, Debug)]
+pub struct Notifier {
+    events: mpsc::WeakSender<Result<Event>>,
+}
+
+impl Notifier {
+    /// Tells the host, if the generation has not ended and has room. False when it was not told.
+    pub fn notify(&self, notice: Notice) -> bool {
+        let events = self.events.upgrade();
+        events.is_some_and(|events| events.try_send(Ok(Event::Notice(notice))).is_ok())
     }
 }
 

@@ -429,6 +429,11 @@ impl Turn {
         Ok(())
     }
 
+    /// The token counts so far.
+    pub fn usage(&self) -> Usage {
+        as_usage(&self.usage)
+    }
+
     /// The answer, once the message has ended. `None` before, and after a stream without stop reason or usage.
     pub fn finish(&mut self) -> Option<Finished> {
         if self.phase != Phase::Stopped || self.usage.output_tokens.is_none() {

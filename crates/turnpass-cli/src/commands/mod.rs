@@ -1,5 +1,6 @@
 //! The commands. Each file has the same items in the same order: `Args`, `run`, its parts, its tests.
 
+pub(crate) mod auth;
 pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod config;
@@ -8,7 +9,9 @@ pub(crate) mod doctor;
 pub(crate) mod lab;
 pub(crate) mod man;
 pub(crate) mod mcp_stdio;
+pub(crate) mod models;
 pub(crate) mod run;
+pub(crate) mod usage;
 
 use std::io::Write;
 
@@ -22,6 +25,9 @@ pub(crate) async fn run(command: Command, context: &Context) -> Result<Exit, Fau
         Command::Run(args) => run::run(args, context).await,
         Command::Demo(args) => demo::run(args, context).await,
         Command::Doctor(args) => doctor::run(args, context).await,
+        Command::Auth(args) => auth::run(args, context).await,
+        Command::Usage(args) => usage::run(args, context).await,
+        Command::Models(args) => models::run(args, context).await,
         Command::Lab(args) => lab::run(args, context).await,
         // These need no runtime, and `mcp-stdio` is to start at once.
         Command::Config(args) => config::run(args),

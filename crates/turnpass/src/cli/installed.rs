@@ -1,12 +1,15 @@
 //! The person's installed CLI, found and checked anew for each start, since it updates itself.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::ask::{Question, ask};
-use super::auth::{AUTH_LIMIT, AUTH_STATUS, AuthCheck, AuthStatus, SignedIn, decode};
+use super::auth::{AUTH_LIMIT, AUTH_STATUS, Asker, AuthCheck, AuthStatus, SignedIn, decode};
 use super::environment::{Base, Environment, InheritedCredentials, Snapshot};
+use super::inquiry::Inquiry;
+use super::launch::{self, Ground};
 use super::locate::{Executable, locate_here};
 use super::private_dir::{PrivateDir, roots, sweep};
 use super::version::{Version, Versions};
@@ -50,11 +53,7 @@ impl Installed {
             snapshot,
             inherited,
         });
-        let asked = Arc::clone(&search);
-        let sign_in = AuthCheck::new(Box::new(move || {
-            let search = Arc::clone(&asked);
-            Box::pin(async move { search.ask_sign_in().await })
-        }));
+        let sign_in = AuthCheck::new(Search::asker(&search));
         Self {
             search,
             versions: Versions::default(),
@@ -97,6 +96,29 @@ impl Installed {
         self.sign_in.acquire().await
     }
 
+    /// A check that believes no earlier answer and keeps none, for the gate; its owner shuts it down.
+    pub fn fresh_sign_in(&self) -> AuthCheck {
+        AuthCheck::fresh(Search::asker(&self.search))
+    }
+
+    /// Starts a process that is only asked, in a private directory of its own.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Installed::checked`] and [`Inquiry::start`].
+    pub async fn inquire(&self) -> Result<Inquiry> {
+        let found = self.checked().await?;
+        let (dir, environment) = self.search.place(&found.executable.path)?;
+        let ground = Ground {
+            program: found.executable.path,
+            environment,
+            dir: dir.path().to_owned(),
+            cwd: dir.work(),
+            learned_plugins: BTreeSet::new(),
+        };
+        Inquiry::start(launch::asked(&ground)?, dir)
+    }
+
     /// The latest result of the sign-in check, without asking, and whether a live request was refused since.
     pub fn last_sign_in(&self) -> Option<(AuthStatus, bool)> {
         self.sign_in.last()
@@ -127,6 +149,14 @@ impl Installed {
 }
 
 impl Search {
+    fn asker(search: &Arc<Self>) -> Asker {
+        let search = Arc::clone(search);
+        Box::new(move || {
+            let search = Arc::clone(&search);
+            Box::pin(async move { search.ask_sign_in().await })
+        })
+    }
+
     fn locate(&self) -> Result<Executable> {
         locate_here(self.setting.as_deref(), &self.snapshot)
     }

@@ -358,6 +358,24 @@ pub fn relay_warm(ground: &Ground, wanted: &RelayWarm<'_>) -> Result<Launch> {
     draft.finish(relay_environment(ground, wanted.relay), StdinMode::QUEUE)
 }
 
+/// The launch of a process that is only asked: control requests and no user line.
+///
+/// It has no relay's address and no switch that keeps it from its account: `get_usage` asks a fixed address, and
+/// `CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC` would empty its answer (2.1.332).
+///
+/// # Errors
+///
+/// `request_invalid` when paths make the command line too long.
+pub fn asked(ground: &Ground) -> Result<Launch> {
+    let mut draft = Draft::new(ground);
+    draft.words(OUTPUT);
+    draft.words(STREAM_INPUT);
+    draft.words(ISOLATION);
+    draft.words(&["--no-session-persistence"]);
+    draft.settings(&[]);
+    draft.finish(ground.environment.clone(), StdinMode::QUEUE)
+}
+
 fn relay_environment(ground: &Ground, relay: &RelayAddress) -> Environment {
     let mut environment = ground.environment.clone();
     environment.apply(RELAY);

@@ -237,6 +237,21 @@ fn members_of_the_body_go_by_the_settings_file() {
 }
 
 #[test]
+fn a_process_that_is_asked_for_use_reaches_its_account_by_itself() {
+    let launch = asked(&ground()).unwrap();
+    for name in [
+        "ANTHROPIC_BASE_URL",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
+    ] {
+        assert!(launch.environment.get(name).is_none(), "{name}");
+    }
+    assert!(json_file(&launch, SETTINGS_FILE).get("env").is_none());
+    let words = argv(&launch);
+    assert!(words.contains(&"--no-session-persistence"));
+    assert!(!words.contains(&"--model") && !words.contains(&PLACEHOLDER));
+}
+
+#[test]
 fn no_launch_sets_what_must_never_be_set() {
     for launch in [per_request(|_| ()).unwrap(), warm()] {
         let settings = json_file(&launch, "settings.json");

@@ -7,6 +7,7 @@
 //! | [`auth`] | `claude auth status`, as one shared check |
 //! | [`installed`] | all three together, as a provider uses them |
 //! | [`ask`] | a short command, bounded |
+//! | [`inquiry`] | a process that is started to be asked, without a generation |
 //! | [`environment`] | what a child may inherit and what is set for it; the only reader of our own environment |
 //! | [`settings`] | the settings file that isolates a child from the person's own configuration |
 //! | [`launch`] | argv, environment and files of each kind of process, as data |
@@ -18,6 +19,7 @@
 pub mod ask;
 pub mod auth;
 pub mod environment;
+pub mod inquiry;
 pub mod installed;
 pub mod launch;
 pub mod locate;

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use http::{HeaderMap, StatusCode, header};
 
 use crate::error::{Error, ErrorCode};
+use crate::limits::rate::{is_billing_sentence, is_limit_sentence};
 use crate::wire::messages::ErrorBody;
 use crate::wire::rate_limit::{LimitStatus, UnifiedHeaders};
 
@@ -69,7 +70,7 @@ fn classify(status: u16, body: &ErrorBody, limits: Option<&UnifiedHeaders>) -> E
         400 | 413 if is_overflow(&said) => ErrorCode::ContextLengthExceeded,
         // The wording of these drifts, and a tool's name may carry "usage" too: only a sentence about usage or credits
         // as something that is drawn on or used up counts (bug 49).
-        400 if is_billing(&said) => ErrorCode::Billing,
+        400 if is_billing_sentence(&said) => ErrorCode::Billing,
         413 => ErrorCode::HistoryTooLarge,
         429 if is_usage_limit(&said, limits) => ErrorCode::UsageLimit,
         429 => ErrorCode::RateLimit,
@@ -122,32 +123,12 @@ fn is_overflow(said: &str) -> bool {
     .any(|phrase| said.contains(phrase))
 }
 
-fn is_billing(said: &str) -> bool {
-    let about = said.contains("extra usage")
-        || said.contains("usage credit")
-        || said.contains("credit balance");
-    about || (said.contains("usage") && (said.contains("out of") || said.contains("draw from")))
-}
-
 fn is_usage_limit(said: &str, limits: Option<&UnifiedHeaders>) -> bool {
     match limits {
         Some(limits) => limits.status == Some(LimitStatus::Rejected),
         // Older wordings, for a service that sends no unified headers. "not your usage limit" is a throttle's.
-        None => says_usage_limit(said),
+        None => is_limit_sentence(said),
     }
-}
-
-/// Whether a sentence in small letters tells of the plan's limit and not of a throttle (bug 48).
-pub(crate) fn says_usage_limit(said: &str) -> bool {
-    !said.contains("not your usage limit")
-        && [
-            "usage limit",
-            "session limit",
-            "weekly limit",
-            "5-hour limit",
-        ]
-        .iter()
-        .any(|phrase| said.contains(phrase))
 }
 
 fn unix(seconds: u64) -> SystemTime {

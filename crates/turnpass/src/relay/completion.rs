@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-use super::classify::says_usage_limit;
 use crate::error::{Error, ErrorCode};
 use crate::event::StopReason;
+use crate::limits::rate::is_limit_sentence;
 use crate::process::Exit;
 use crate::wire::stream_json::{Failure, FailureKind, Verdict};
 
@@ -230,9 +230,7 @@ pub(crate) fn native_failure(failure: &Failure) -> Error {
         FailureKind::Authentication => ErrorCode::Auth,
         FailureKind::ModelNotFound => ErrorCode::ModelNotFound,
         // Versions before the word `usage_limit_reached` tell the plan's limit in their sentence alone.
-        FailureKind::RateLimited if says_usage_limit(&failure.text.to_lowercase()) => {
-            ErrorCode::UsageLimit
-        }
+        FailureKind::RateLimited if is_limit_sentence(&failure.text) => ErrorCode::UsageLimit,
         FailureKind::RateLimited => ErrorCode::RateLimit,
         FailureKind::Overloaded => ErrorCode::Overloaded,
         FailureKind::Connection => ErrorCode::StreamInterrupted,

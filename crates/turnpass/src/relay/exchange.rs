@@ -26,6 +26,8 @@ use super::upstream::{Answer, AnswerBody, Upstream};
 use crate::cli::starts::{Starts, Turn as Start};
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Done, Event, Notice, Plan, StateOrder};
+use crate::limits::guard::Ticket;
+use crate::limits::rate::Reaction;
 use crate::process::Exit;
 use crate::provider::{EventSender, TrySend};
 use crate::request::Limits;
@@ -67,11 +69,14 @@ pub(crate) struct Seat<'a> {
     pub(crate) isolated: bool,
 }
 
-/// What all generations of a transport share.
+/// What a generation meets on its way out.
+#[derive(Clone, Copy)]
 pub(crate) struct Service<'a> {
     pub(crate) upstream: &'a Upstream,
     /// Turns to start, and to renew a sign-in.
     pub(crate) starts: &'a Starts,
+    /// What this generation may, and where it is counted.
+    pub(crate) ticket: &'a Ticket,
 }
 
 /// One generation.
@@ -152,6 +157,7 @@ impl<'a> Exchange<'a> {
         let ended = self.table().await;
         self.seat.lane.admission().void();
         *self.seat.starting = None;
+        self.service.ticket.spent(&self.reading.turn().usage());
         let ended = match ended {
             Ended::Failed(error) => {
                 Ended::Failed(error.with_output_seen(self.reading.turn().output_seen()))
@@ -429,6 +435,17 @@ impl<'a> Exchange<'a> {
             }
         };
         let again = self.seat.lane.admission().answered(answer.status);
+        let ticket = self.service.ticket;
+        match ticket.answered(answer.status.as_u16(), &answer.headers) {
+            // A failed answer says by itself what is wrong.
+            Reaction::End { error, .. } if answer.status == StatusCode::OK => {
+                admitted.answer(self.in_place_of(None));
+                self.evidence.answer = Judged::Failed(error);
+                return Ok(());
+            }
+            Reaction::Tell(notice) => self.queue.push_back(Event::Notice(notice)),
+            Reaction::Go | Reaction::End { .. } => {}
+        }
         if answer.status == StatusCode::OK {
             self.body = Some(answer.body);
             self.answer_with_stream(admitted, answer.headers);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_util::task::TaskTracker;
 
@@ -30,7 +30,7 @@ const STARTS: NonZeroU32 = NonZeroU32::new(2).expect("two is not zero");
 /// Starts processes for a relay.
 #[derive(Debug)]
 pub(crate) struct Launcher {
-    installed: Installed,
+    installed: Arc<Installed>,
     snapshot: Snapshot,
     inherited: InheritedCredentials,
     tool_server: Option<PathBuf>,
@@ -61,7 +61,7 @@ pub(crate) enum Shape<'a> {
 
 impl Launcher {
     pub(crate) fn new(
-        installed: Installed,
+        installed: Arc<Installed>,
         snapshot: Snapshot,
         inherited: InheritedCredentials,
         tool_server: Option<PathBuf>,

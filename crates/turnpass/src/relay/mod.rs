@@ -61,7 +61,11 @@ use crate::cli::environment::{InheritedCredentials, Snapshot};
 use crate::cli::installed::Installed;
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Event, Notice, Plan, PlanKind};
-use crate::process::EndPolicy;
+use crate::limits::Policy;
+use crate::limits::budget::Budgets;
+use crate::limits::guard::{Asked, Guard, GuardOptions, Ticket};
+use crate::limits::probe::Probe;
+use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
 use crate::provider::{EventSender, Generation, Transport};
 use crate::request::{Request, ThinkingDisplay, TransportKind};
 
@@ -89,6 +93,12 @@ pub struct RelayOptions {
     pub memory_budget_bytes: u64,
     /// Processes that are kept ready ahead of the demand, within the budget.
     pub spares: usize,
+    /// What to do about paid usage credits; `None` is `warn`, and `off` in a laboratory run, where nothing is charged.
+    pub usage_gate: Option<Policy>,
+    /// What the person allows.
+    pub budgets: Budgets,
+    /// Where requests and tokens are counted and the latest usage is kept; `None` counts in memory, and only for budgets.
+    pub state_dir: Option<PathBuf>,
     /// A loopback upstream in place of the service.
     pub lab_upstream: Option<LoopbackUrl>,
     /// The CLI's HOME in a laboratory run.
@@ -105,6 +115,9 @@ impl Default for RelayOptions {
             inherited_credentials: InheritedCredentials::default(),
             memory_budget_bytes: 5 * PROCESS_BYTES,
             spares: 1,
+            usage_gate: None,
+            budgets: Budgets::default(),
+            state_dir: None,
             lab_upstream: None,
             lab_home: None,
         }
@@ -123,6 +136,7 @@ struct Inner {
     upstream: Upstream,
     process: ProcessMode,
     tools: ToolCarrier,
+    guard: Arc<Guard>,
     warned: AtomicBool,
 }
 
@@ -157,10 +171,22 @@ impl RelayTransport {
             .get("NODE_EXTRA_CA_CERTS")
             .and_then(|path| std::fs::read(path).ok());
         let upstream = Upstream::new(options.lab_upstream.as_ref(), authorities.as_deref())?;
-        let installed = Installed::new(
+        let installed = Arc::new(Installed::new(
             options.claude_path,
             snapshot.clone(),
             options.inherited_credentials,
+        ));
+        let default = match upstream.is_laboratory() {
+            true => Policy::Off,
+            false => Policy::default_of(TransportKind::Relay),
+        };
+        let guard = Guard::new(
+            Probe::new(Arc::clone(&installed)),
+            GuardOptions {
+                policy: options.usage_gate.unwrap_or(default),
+                budgets: options.budgets,
+                state_dir: options.state_dir,
+            },
         );
         let tasks = TaskTracker::new();
         let launcher = Launcher::new(
@@ -177,6 +203,7 @@ impl RelayTransport {
                 upstream,
                 process: options.process,
                 tools: options.tools,
+                guard,
                 warned: AtomicBool::new(false),
             }),
         })
@@ -215,13 +242,21 @@ impl Transport for RelayTransport {
     }
 
     fn shutdown(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
-        Box::pin(self.inner.stable.shutdown())
+        Box::pin(async {
+            let guard = tokio::time::timeout(SHUTDOWN_LIMIT, self.inner.guard.shutdown());
+            let (ended, guarded) = tokio::join!(self.inner.stable.shutdown(), guard);
+            ended.and(guarded.map_err(|_| {
+                let what = "a question about usage did not end in time";
+                Error::new(ErrorCode::ProcessCleanup, what)
+            }))
+        })
     }
 }
 
 impl Drop for RelayTransport {
     fn drop(&mut self) {
         self.inner.stable.close();
+        self.inner.guard.close();
     }
 }
 
@@ -232,6 +267,7 @@ impl Inner {
         let cancelled = events.cancelled().clone();
         let place = request.place.clone();
         let thinking = request.thinking;
+        let asked = Asked::of(&request);
         let prepared = match Prepared::new(request, self.tools) {
             Ok(prepared) => prepared,
             Err(error) => return events.fail(error).await,
@@ -243,17 +279,22 @@ impl Inner {
         let result = tokio::select! {
             result = async {
                 self.stable.check_effort(&prepared).await?;
+                let ticket = self.guard.before(asked, events.notifier(), &cancelled).await?;
+                if let Some(notice) = ticket.pending() {
+                    let _ = events.try_send(Event::Notice(notice));
+                }
+                let service = self.service(&ticket);
                 match self.process {
-                    ProcessMode::Warm => self.warm(&prepared, thinking, &mut events, started).await,
+                    ProcessMode::Warm => self.warm(service, &prepared, thinking, &mut events, started).await,
                     ProcessMode::PerRequest => {
                         let shape = Shape::PerRequest { prepared: &prepared, thinking, place: &place };
-                        self.per_request(&shape, &prepared, &mut events, started).await
+                        self.per_request(service, &shape, &prepared, &mut events, started).await
                     }
                 }
             } => result,
             () = closing.cancelled() => Err(closed()),
             // Within an exchange a cancel is seen there first; this one is for what comes before.
-            () = lasting_cancel(cancelled) => return,
+            () = lasting_cancel(cancelled.clone()) => return,
         };
         if let Err(error) = result {
             if error.code() == ErrorCode::Auth {
@@ -288,6 +329,7 @@ impl Inner {
 
     async fn warm(
         &self,
+        service: Service<'_>,
         prepared: &Prepared,
         thinking: ThinkingDisplay,
         events: &mut EventSender,
@@ -315,7 +357,7 @@ impl Inner {
             let exchange = Exchange::new(
                 ProcessMode::Warm,
                 seat,
-                self.service(),
+                service,
                 prepared,
                 events,
                 how,
@@ -359,10 +401,11 @@ impl Inner {
         Err(undisableable())
     }
 
-    fn service(&self) -> Service<'_> {
+    fn service<'a>(&'a self, ticket: &'a Ticket) -> Service<'a> {
         Service {
             upstream: &self.upstream,
             starts: self.stable.starts(),
+            ticket,
         }
     }
 
@@ -397,6 +440,7 @@ impl Inner {
 
     async fn per_request(
         &self,
+        service: Service<'_>,
         shape: &Shape<'_>,
         prepared: &Prepared,
         events: &mut EventSender,
@@ -413,7 +457,7 @@ impl Inner {
             let exchange = Exchange::new(
                 ProcessMode::PerRequest,
                 seat,
-                self.service(),
+                service,
                 prepared,
                 events,
                 how,

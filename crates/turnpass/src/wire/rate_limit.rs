@@ -166,6 +166,9 @@ pub struct RateLimitInfo {
     pub overage_in_use: Option<bool>,
     /// Paid credits are being used: `status` is rejected and `overageStatus` allowed (CLI 2.1.332).
     pub is_using_overage: Option<bool>,
+    /// Credits could cover what goes beyond the plan; in the CLI's types, not seen on the wire.
+    #[serde(deserialize_with = "lenient::option")]
+    pub overage_enabled: Option<bool>,
     /// Why credits are off, such as `org_level_disabled`.
     #[serde(deserialize_with = "lenient::option")]
     pub overage_disabled_reason: Option<String>,

@@ -126,6 +126,11 @@ pub enum ControlRequest<'a> {
         /// Leaves out a scan of a week of transcripts.
         skip_behaviors: bool,
     },
+    /// Asks for the context window and what fills it.
+    GetContextUsage {
+        /// `summary` is an estimate of the CLI's own; the default would send three requests upstream (2.1.332).
+        detail: &'static str,
+    },
     /// Stops the running turn.
     Interrupt {
         /// Also takes back a user line that has not begun; needs a uuid on that line. Without it the turn runs all the same.

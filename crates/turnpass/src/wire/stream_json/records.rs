@@ -58,6 +58,11 @@ pub enum System<'a> {
         /// `notice`, `warning`, ...
         level: Option<Text<'a>>,
     },
+    /// `notification`: a sentence that the CLI shows for a moment; that credits are used now is among them.
+    Notification {
+        /// The sentence.
+        text: Option<Text<'a>>,
+    },
     /// `model_fallback`, `model_refusal_fallback`, `model_refusal_no_fallback`: another model answers, or none does.
     ModelFallback {
         /// The subtype as it came.
@@ -110,6 +115,7 @@ impl<'a> System<'a> {
                 content: flat.content,
                 level: flat.level,
             },
+            "notification" => Self::Notification { text: flat.text },
             "model_fallback" | "model_refusal_fallback" | "model_refusal_no_fallback" => {
                 Self::ModelFallback {
                     subtype,
@@ -153,6 +159,8 @@ struct FlatSystem<'a> {
     content: Option<Text<'a>>,
     #[serde(borrow, deserialize_with = "lenient::word")]
     level: Option<Text<'a>>,
+    #[serde(borrow, deserialize_with = "lenient::word")]
+    text: Option<Text<'a>>,
     #[serde(borrow, deserialize_with = "lenient::word")]
     original_model: Option<Text<'a>>,
     #[serde(borrow, deserialize_with = "lenient::word")]

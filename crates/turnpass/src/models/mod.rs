@@ -1,6 +1,15 @@
 //! Models: names, context ceilings, effort levels, and the catalogue for when discovery fails.
 //!
-//! Everything here is pure. What discovery reads from a live CLI outranks what this module knows by itself.
+//! | module | what |
+//! | --- | --- |
+//! | here | names, ceilings, effort, credits, the catalogue: pure |
+//! | [`discovery`] | the catalogue as a short-lived CLI process tells it |
+//! | [`context`] | when a conversation has to become shorter: pure |
+//!
+//! What discovery reads from a live CLI outranks what this module knows by itself.
+
+pub mod context;
+pub mod discovery;
 
 use serde_json::Value;
 
@@ -184,6 +193,9 @@ pub struct CatalogEntry {
     pub thinking_off: bool,
     /// Whether it can bill usage credits although the plan has room.
     pub credits: Credits,
+    /// The context window as the CLI reports it, if it was asked. It counts where the CLI owns the conversation (pool,
+    /// replay); behind a relay [`ceiling_tokens`] counts.
+    pub window_tokens: Option<u64>,
 }
 
 /// Every level but `none`.
@@ -217,6 +229,7 @@ pub fn fallback_catalog(version: Version) -> Vec<CatalogEntry> {
             efforts: LEVELS.into(),
             thinking_off: false,
             credits: credits(&id.into()),
+            window_tokens: None,
         })
         .collect()
 }
@@ -266,6 +279,7 @@ pub fn read_catalog(initialize: &Value) -> Result<Vec<CatalogEntry>> {
                 .and_then(Value::as_bool)
                 .unwrap_or_else(|| known_thinking_off(&id)),
             credits: credits(&id),
+            window_tokens: None,
             id,
         });
     }
@@ -403,5 +417,4 @@ pub fn check_context(model: &ModelId, tokens: u64) -> Result<()> {
 }
 
 #[cfg(test)]
-#[path = "models_tests.rs"]
 mod tests;

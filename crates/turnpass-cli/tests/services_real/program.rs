@@ -1,0 +1,194 @@
+//! The program's commands, and the relay in production shape.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use turnpass_lab::rig::{MadeUpHome, SignIn};
+use turnpass_lab::scenario::{ExtraUsage, Reply, UsageAnswer};
+
+use super::Test;
+use super::stage::{Ended, Stage};
+
+pub(crate) const TESTS: [(&str, Test); 6] = [
+    (
+        "program::usage_asks_once_a_minute",
+        usage_asks_once_a_minute,
+    ),
+    ("program::auth_status_says_what_the_cli_says", auth_status),
+    ("program::models_come_from_the_cli", models),
+    (
+        "relay::require_off_refuses_before_anything_is_sent",
+        require_off,
+    ),
+    (
+        "relay::bug_052_overage_in_a_running_turn",
+        overage_in_a_running_turn,
+    ),
+    ("relay::warn_tells_beside_the_generation", warn_tells),
+];
+
+fn credits(extra_usage: ExtraUsage) -> UsageAnswer {
+    UsageAnswer {
+        extra_usage,
+        ..UsageAnswer::default()
+    }
+}
+
+fn usage_asks_once_a_minute(stage: &Stage) {
+    stage.upstream.set_usage([credits(ExtraUsage::On)]);
+    for _ in 0..2 {
+        let ended = stage.turnpass(&["usage", "--json"]);
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        let told = ended.json();
+        assert_eq!(
+            (&told["plan"], &told["credits"]),
+            (&"max".into(), &"on".into())
+        );
+        assert_eq!(told["gate"]["require_off"], "would refuse with billing");
+        assert_eq!(told["windows"][0]["name"], "five_hour");
+        assert_eq!(told["windows"][0]["used_percent"], 12.0);
+        assert_eq!(told["windows"][0]["resets_at"], 4_070_908_800_i64);
+    }
+    let text = stage.turnpass(&["usage"]);
+    assert!(
+        text.out
+            .contains("seven_day         [##########--------------------]  34 %"),
+        "{}",
+        text.out
+    );
+    assert_eq!(stage.asked(), 1);
+    assert!(stage.upstream.messages().is_empty());
+    assert_eq!(stage.left(), [""; 0]);
+}
+
+fn auth_status(stage: &Stage) {
+    let ended = stage.turnpass(&["auth", "status", "--json"]);
+    assert_eq!(
+        (ended.code, &ended.json()["status"]),
+        (Some(0), &"signed_in".into())
+    );
+    std::fs::remove_dir_all(stage.home()).unwrap();
+    MadeUpHome::with(&stage.home(), SignIn::SignedOut).unwrap();
+    let ended = stage.turnpass(&["auth", "status"]);
+    assert_eq!(ended.code, Some(5), "{}", ended.err);
+    assert!(
+        ended.out.contains("claude auth login --claudeai"),
+        "{}",
+        ended.out
+    );
+    assert_eq!(stage.left(), [""; 0]);
+}
+
+fn models(stage: &Stage) {
+    let ended = stage.turnpass(&["models", "--json"]);
+    let told = ended.json();
+    assert_eq!(
+        (ended.code, &told["source"]),
+        (Some(0), &"cli".into()),
+        "{told}"
+    );
+    let ids: Vec<_> = told["models"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|model| model["id"].as_str().unwrap())
+        .collect();
+    assert!(
+        ids.contains(&"claude-opus-5-5") && ids.contains(&"claude-opus-5-5[1m]"),
+        "{ids:?}"
+    );
+}
+
+fn run(stage: &Stage, gate: &str) -> Ended {
+    stage.turnpass(&["run", "--json", "--usage-gate", gate, "[[say hello]]"])
+}
+
+fn error(ended: &Ended) -> Value {
+    let lines = ended.lines();
+    lines.last().unwrap_or(&Value::Null)["error"].clone()
+}
+
+fn require_off(stage: &Stage) {
+    stage.upstream.set_usage([credits(ExtraUsage::On)]);
+    let refused = run(stage, "require_off");
+    assert_eq!(refused.code, Some(6), "{}{}", refused.out, refused.err);
+    assert_eq!(error(&refused)["code"], "billing", "{}", refused.out);
+    assert!(stage.upstream.messages().is_empty(), "nothing was sent");
+    std::fs::remove_dir_all(stage.home()).unwrap();
+    MadeUpHome::new(&stage.home()).unwrap();
+    stage.upstream.set_usage([credits(ExtraUsage::Off)]);
+    let passed = run(stage, "require_off");
+    assert_eq!(passed.code, Some(0), "{}{}", passed.out, passed.err);
+    assert_eq!(stage.upstream.messages().len(), 1);
+    assert_eq!(stage.left(), [""; 0]);
+}
+
+fn overage() -> Reply {
+    let headers = [
+        ("anthropic-ratelimit-unified-status", "rejected"),
+        ("anthropic-ratelimit-unified-overage-status", "allowed"),
+        ("anthropic-ratelimit-unified-overage-in-use", "true"),
+        (
+            "anthropic-ratelimit-unified-representative-claim",
+            "five_hour",
+        ),
+    ];
+    Reply {
+        headers: headers
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into(),
+        ..Reply::text("hello")
+    }
+}
+
+fn overage_in_a_running_turn(stage: &Stage) {
+    for process in ["warm", "per-request"] {
+        stage.upstream.enqueue(overage());
+        let arguments = [
+            "run",
+            "--json",
+            "--process",
+            process,
+            "--usage-gate",
+            "require-off",
+            "hello",
+        ];
+        let ended = stage.turnpass(&arguments);
+        assert_eq!(ended.code, Some(6), "{process}: {}{}", ended.out, ended.err);
+        assert_eq!(error(&ended)["code"], "billing", "{process}: {}", ended.out);
+        assert!(
+            !ended.out.contains("\"text\":\"hello\""),
+            "{process}: {}",
+            ended.out
+        );
+    }
+    stage.upstream.enqueue(overage());
+    let warned = stage.turnpass(&["run", "--json", "--usage-gate", "warn", "hello"]);
+    assert_eq!(warned.code, Some(0), "{}{}", warned.out, warned.err);
+    assert!(
+        warned.out.contains("usage credits are in use now"),
+        "{}",
+        warned.out
+    );
+    assert_eq!(stage.left(), [""; 0]);
+}
+
+fn warn_tells(stage: &Stage) {
+    stage.upstream.set_usage([credits(ExtraUsage::On)]);
+    // Two rounds, the first of which takes as long as the question beside it at least.
+    stage.upstream.enqueue(Reply {
+        before_head_ms: 0,
+        between_events_ms: 1_000,
+        headers: BTreeMap::new(),
+        ..Reply::text("hello there, this takes a moment")
+    });
+    let ended = run(stage, "warn");
+    assert_eq!(ended.code, Some(0), "{}{}", ended.out, ended.err);
+    assert!(
+        ended.out.contains("usage credits are on for this account"),
+        "{}",
+        ended.out
+    );
+    assert_eq!((stage.asked(), stage.upstream.messages().len()), (1, 1));
+    assert_eq!(stage.left(), [""; 0]);
+}

@@ -1,0 +1,383 @@
+//! All of it for one transport: what is asked before a message, what is read of an answer, what is counted.
+//!
+//! A transport asks [`Guard::before`] for a [`Ticket`] before it sends anything, shows the ticket the head of the answer,
+//! and tells it the token counts at the end. With the policy off and no budget every one of these returns at once.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http::HeaderMap;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::Policy;
+use super::budget::{Budgets, Ledger, Moment, SessionKey, tokens_of};
+use super::gate::{CREDITS_ON, Gate, Passage, Question};
+use super::latest::Latest;
+use super::probe::Probe;
+use super::rate::{Near, Reaction, Signal};
+use super::state_file::StateFile;
+use super::windows::{Board, Credits};
+use crate::conversation::{Block, Message};
+use crate::error::{Error, ErrorCode, Result};
+use crate::event::{Notice, Usage};
+use crate::provider::Notifier;
+use crate::request::{CallKind, Request};
+use crate::wire::rate_limit::UnifiedHeaders;
+
+/// Between two notices about credits. A person who has read one knows it for a while.
+pub const NOTICE_INTERVAL: Duration = Duration::from_secs(15 * 60);
+
+/// How old the newest word about a window may be before a person's limit on windows asks anew.
+pub const WINDOW_MAX_AGE: Duration = Duration::from_secs(5 * 60);
+
+/// The ledger in the state directory.
+pub const LEDGER_FILE: &str = "ledger.json";
+
+/// How a guard is set up.
+#[derive(Clone, Debug)]
+pub struct GuardOptions {
+    /// What to do about paid credits.
+    pub policy: Policy,
+    /// What the person allows.
+    pub budgets: Budgets,
+    /// Where the ledger and the latest reading are kept; `None` keeps them in memory.
+    pub state_dir: Option<PathBuf>,
+}
+
+/// Guards one transport.
+#[derive(Debug)]
+pub struct Guard {
+    policy: Policy,
+    budgets: Budgets,
+    book: Option<Book>,
+    probe: Probe,
+    gate: Gate,
+    latest: Latest,
+    told: Mutex<Told>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// Where requests and tokens are counted.
+#[derive(Debug)]
+enum Book {
+    Memory(Mutex<Ledger>),
+    File(StateFile),
+}
+
+/// What is known of windows, and what the host has heard.
+#[derive(Debug, Default)]
+struct Told {
+    board: Board,
+    looked: Option<Instant>,
+    pending: Option<Notice>,
+    near: BTreeMap<String, (u64, Option<u64>)>,
+}
+
+/// One request that may be sent.
+#[derive(Debug)]
+pub struct Ticket {
+    guard: Arc<Guard>,
+    key: SessionKey,
+    is_new_message: bool,
+    notifier: Option<Notifier>,
+}
+
+/// What a guard has to know of a request.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    call: CallKind,
+    key: SessionKey,
+    is_new_message: bool,
+}
+
+impl Asked {
+    /// Of a request.
+    pub fn of(request: &Request) -> Self {
+        Self {
+            call: request.call,
+            key: SessionKey::of(&request.session, request.parent.as_ref()),
+            is_new_message: is_new_message(&request.messages),
+        }
+    }
+}
+
+/// Whether the conversation ends with something that a person said, and not with the results of tools alone.
+pub fn is_new_message(messages: &[Message]) -> bool {
+    messages.last().is_some_and(|message| {
+        let is_result = |block: &Block| matches!(block, Block::ToolResult(_));
+        !message.content.iter().all(is_result)
+    })
+}
+
+impl Guard {
+    /// A guard whose questions go to this probe. Starts nothing.
+    pub fn new(probe: Probe, options: GuardOptions) -> Arc<Self> {
+        let book = match (&options.state_dir, options.budgets.counts()) {
+            (Some(dir), _) => Some(Book::File(StateFile::new(dir, LEDGER_FILE))),
+            (None, true) => Some(Book::Memory(Mutex::default())),
+            (None, false) => None,
+        };
+        Arc::new(Self {
+            policy: options.policy,
+            budgets: options.budgets,
+            book,
+            gate: probe.gate(),
+            latest: Latest::new(&probe, options.state_dir.as_deref()),
+            probe,
+            told: Mutex::default(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        })
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// Decides whether a request may be sent, and counts it. Nothing has been sent when it refuses.
+    ///
+    /// Under `require_off` a new user message waits for the gate; a share of a window waits for a reading when none is
+    /// known; everything else waits for nothing but the ledger.
+    ///
+    /// # Errors
+    ///
+    /// `billing`, `usage_unconfirmed`, `budget`, `auth`, `closed`, or what the start of the process that is asked fails
+    /// with.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future ends a process of its own at once; nothing is counted unless it had come to its end.
+    pub async fn before(
+        self: &Arc<Self>,
+        asked: Asked,
+        notifier: Option<Notifier>,
+        cancel: &CancellationToken,
+    ) -> Result<Ticket> {
+        self.check_window().await?;
+        if self.policy == Policy::RequireOff && asked.is_new_message {
+            self.require_off(asked.call, cancel).await?;
+        }
+        self.count_request(asked.key.clone()).await?;
+        Ok(Ticket {
+            guard: Arc::clone(self),
+            key: asked.key,
+            is_new_message: asked.is_new_message,
+            notifier,
+        })
+    }
+
+    /// Cancels what runs and waits for it: questions, sign-in checks, entries into the ledger.
+    pub async fn shutdown(&self) {
+        self.close();
+        self.gate.shutdown().await;
+        self.latest.shutdown().await;
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// Cancels questions that nobody waits for; later requests are refused with `closed` where they would ask.
+    pub fn close(&self) {
+        self.stop.cancel();
+    }
+
+    async fn check_window(&self) -> Result<()> {
+        if self.budgets.max_window_percent.is_none() {
+            return Ok(());
+        }
+        let now = Moment::now().unix_s;
+        let known = self.told().board.told_at();
+        let age = known.and_then(|at| u64::try_from(now - at).ok());
+        if age.is_none_or(|age| age >= WINDOW_MAX_AGE.as_secs()) {
+            let latest = self.latest.get().await?;
+            if latest.reading.windows.is_empty() {
+                let what = "nothing was sent: the CLI shows no usage window, so max_window_percent cannot be kept";
+                return Err(Error::new(ErrorCode::UsageUnconfirmed, what)
+                    .with_remedy("Try again in a minute, or unset max_window_percent."));
+            }
+            self.told().board.reading(&latest.reading, latest.at);
+        }
+        self.budgets.check_window(&self.told().board, now)
+    }
+
+    /// Each message is asked for by a process of its own, since a relay's processes cannot be asked.
+    async fn require_off(&self, call: CallKind, cancel: &CancellationToken) -> Result<()> {
+        // Until the process's end is a task of its own, a shutdown waits for this.
+        let _held = self.tasks.token();
+        let started = self.stop.run_until_cancelled(self.probe.start()).await;
+        let closed = || Error::new(ErrorCode::Closed, "the provider was shut down");
+        let process = started.ok_or_else(closed)??;
+        let question = Question {
+            running: Some(&process),
+            call,
+            cancel,
+        };
+        let found = self.gate.ask(question).await;
+        // Its end takes a moment that the message need not wait for.
+        self.tasks.spawn(process.end());
+        match found.passage(self.policy) {
+            Passage::Open | Passage::Told(_) => Ok(()),
+            Passage::Refused(error) => Err(error),
+            Passage::Cancelled => Err(Error::new(ErrorCode::Closed, "the request was cancelled")),
+        }
+    }
+
+    async fn count_request(self: &Arc<Self>, key: SessionKey) -> Result<()> {
+        let (guard, budgets) = (Arc::clone(self), self.budgets);
+        self.enter(move || {
+            let now = Moment::now();
+            guard.book_change(|ledger| ledger.request(&budgets, &key, &now))
+        })
+        .await
+    }
+
+    /// Runs a change of the ledger where it may block; at once when the ledger is in memory or there is none.
+    async fn enter(&self, change: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+        match self.book {
+            Some(Book::File(_)) => match tokio::task::spawn_blocking(change).await {
+                Ok(done) => self.unless_uncounted(done),
+                Err(_) => Err(Error::new(
+                    ErrorCode::Internal,
+                    "the ledger's task broke off",
+                )),
+            },
+            _ => change(),
+        }
+    }
+
+    /// A ledger that cannot be written refuses only where a budget depends on it.
+    fn unless_uncounted(&self, done: Result<()>) -> Result<()> {
+        match done {
+            Err(error) if error.code() != ErrorCode::Budget && !self.budgets.counts() => {
+                tracing::warn!(%error, "the ledger was not written");
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    fn book_change(&self, change: impl FnOnce(&mut Ledger) -> Result<()>) -> Result<()> {
+        match &self.book {
+            None => Ok(()),
+            Some(Book::File(file)) => file.change(change),
+            Some(Book::Memory(ledger)) => {
+                change(&mut ledger.lock().unwrap_or_else(PoisonError::into_inner))
+            }
+        }
+    }
+
+    /// Asks beside the generation whether credits are on, unless that was done lately.
+    fn look(self: &Arc<Self>, notifier: Option<Notifier>) {
+        let now = Instant::now();
+        let mut told = self.told();
+        let lately = told
+            .looked
+            .is_some_and(|at| now.duration_since(at) < NOTICE_INTERVAL);
+        if self.policy != Policy::Warn || lately || self.stop.is_cancelled() {
+            return;
+        }
+        told.looked = Some(now);
+        drop(told);
+        let (guard, stop) = (Arc::clone(self), self.stop.clone());
+        self.tasks.spawn(async move {
+            let Some(latest) = stop.run_until_cancelled(guard.latest.get()).await else {
+                return;
+            };
+            let text = match latest {
+                Ok(latest) => {
+                    guard.told().board.reading(&latest.reading, latest.at);
+                    match (latest.reading.credits, latest.reading.doubt) {
+                        (Credits::Off, _) => return,
+                        (Credits::On, _) => format!("{CREDITS_ON}."),
+                        (Credits::Unconfirmed, doubt) => unknown(&doubt.unwrap_or_default()),
+                    }
+                }
+                Err(error) => unknown(error.detail()),
+            };
+            let notice = Notice::Other { text };
+            let said = notifier.is_some_and(|notifier| notifier.notify(notice.clone()));
+            if !said {
+                guard.told().pending = Some(notice);
+            }
+        });
+    }
+
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unknown(why: &str) -> String {
+    format!("it is not known whether usage credits are on: {why}.")
+}
+
+impl Told {
+    /// Whether a window that is nearly used up is news: five percent fuller than when it was last told, or begun anew.
+    fn is_news(&mut self, near: &Near) -> bool {
+        const STEPS: f64 = 20.0;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share of a window is a small positive number, and `as` saturates"
+        )]
+        let step = (near.utilization.unwrap_or(0.0) * STEPS) as u64;
+        let now = (step, near.resets_at);
+        let before = self.near.insert(near.window.clone(), now);
+        before.is_none_or(|before| before.1 != now.1 || before.0 < now.0)
+    }
+}
+
+impl Ticket {
+    /// A notice that could not be told before.
+    pub fn pending(&self) -> Option<Notice> {
+        self.guard.told().pending.take()
+    }
+
+    /// Reads the head of the service's answer: what it says of limits, and what is to be done about it. From here on the
+    /// question about credits runs beside the generation.
+    pub fn answered(&self, status: u16, headers: &HeaderMap) -> Reaction {
+        if self.is_new_message {
+            self.guard.look(self.notifier.clone());
+        }
+        let pairs = headers
+            .iter()
+            .filter_map(|(name, value)| Some((name.as_str(), value.to_str().ok()?)));
+        let Some(read) = UnifiedHeaders::read(pairs) else {
+            return Reaction::Go;
+        };
+        let mut told = self.guard.told();
+        told.board.headers(&read, Moment::now().unix_s);
+        match Signal::of_headers(status, &read) {
+            Signal::Near(near) if !told.is_news(&near) => Reaction::Go,
+            signal => signal.reaction(self.guard.policy),
+        }
+    }
+
+    /// Counts the tokens of a generation that has ended, well or not. Nobody waits for it.
+    pub fn spent(&self, usage: &Usage) {
+        let tokens = tokens_of(usage);
+        if self.guard.book.is_none() || tokens == 0 {
+            return;
+        }
+        let (guard, key) = (Arc::clone(&self.guard), self.key.clone());
+        self.guard.tasks.spawn_blocking(move || {
+            let now = Moment::now();
+            let entered = guard.book_change(|ledger| {
+                ledger.tokens(&key, tokens, &now);
+                Ok(())
+            });
+            if let Err(error) = entered {
+                tracing::warn!(%error, "tokens were not entered into the ledger");
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+#[path = "guard_tests.rs"]
+mod tests;
