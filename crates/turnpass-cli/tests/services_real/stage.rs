@@ -138,10 +138,10 @@ impl Stage {
     /// Private directories and processes of this stage that are still there after a moment: a process that was killed
     /// needs some milliseconds to give its memory back.
     pub(crate) fn left(&self) -> Vec<String> {
-        let began = Instant::now();
+        let end = Instant::now() + GONE;
         loop {
             let left = self.left_now();
-            if left.is_empty() || began.elapsed() > GONE {
+            if left.is_empty() || Instant::now() > end {
                 return left;
             }
             std::thread::sleep(Duration::from_millis(10));

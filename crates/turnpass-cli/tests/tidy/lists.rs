@@ -35,6 +35,10 @@ pub(crate) const STARTS_TASKS: &[&str] = &[
     "crates/turnpass/src/relay/kept.rs",
     "crates/turnpass/src/relay/mod.rs",
     "crates/turnpass/src/relay/stable.rs",
+    // Questions about use, and entries into the ledger, which shutdown joins; small files off the runtime's threads.
+    "crates/turnpass/src/limits/guard.rs",
+    "crates/turnpass/src/limits/latest.rs",
+    "crates/turnpass/src/limits/shared.rs",
     // Tools that read files do so off the runtime's threads; the scripted transport answers from a task.
     "crates/turnpass-agent/src/tools/mod.rs",
     "crates/turnpass-agent/src/scripted.rs",
@@ -49,6 +53,10 @@ pub(crate) const PURE: &[&str] = &[
     "crates/turnpass/src/conversation/",
     "crates/turnpass/src/turn.rs",
     "crates/turnpass/src/models.rs",
+    "crates/turnpass/src/models/context.rs",
+    "crates/turnpass/src/limits/verdict.rs",
+    "crates/turnpass/src/limits/rate.rs",
+    "crates/turnpass/src/limits/windows.rs",
     "crates/turnpass/src/cli/settings.rs",
     "crates/turnpass/src/tools/catalogue.rs",
     "crates/turnpass/src/tools/check.rs",
@@ -144,6 +152,9 @@ pub(crate) const LONG_FILES: &[(&str, usize, &str)] = &[
 pub(crate) const WAITS_IN_TESTS: &[&str] = &[
     // A host that does not read for a while.
     "crates/turnpass-cli/tests/contract/answers.rs",
+    // Their clock stands still until nothing else can happen, so no time passes at all.
+    "crates/turnpass/src/limits/gate_tests.rs",
+    "crates/turnpass/src/limits/shared.rs",
 ];
 
 /// Names that hold such a word because the thing is called that.
@@ -155,8 +166,13 @@ pub(crate) const NAMED_SO: &[(&str, &str)] = &[
     ),
 ];
 
-/// Places that may name the CLI's credential file: the laboratory writes a made-up one, and the pages speak of it.
-pub(crate) const NAMES_CREDENTIALS: &[&str] = &["crates/turnpass-lab/src/rig/", "docs/"];
+/// Places that may name the CLI's credential file: the laboratory writes a made-up one, a test looks who opens it, and the
+/// pages speak of it.
+pub(crate) const NAMES_CREDENTIALS: &[&str] = &[
+    "crates/turnpass-lab/src/rig/",
+    "crates/turnpass-cli/tests/services_real/strace.rs",
+    "docs/",
+];
 
 /// Files that may name the variables that are never set: they are stripped here, and imitated there.
 pub(crate) const NAMES_NEVER_SET: &[&str] = &[

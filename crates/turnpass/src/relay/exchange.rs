@@ -22,11 +22,11 @@ use super::prepared::{self, Prepared};
 use super::reading::Reading;
 use super::remains::Remains;
 use super::renewal::Renewal;
-use super::upstream::{Answer, AnswerBody, Upstream};
-use crate::cli::starts::{Starts, Turn as Start};
+use super::service::Service;
+use super::upstream::{Answer, AnswerBody};
+use crate::cli::starts::Turn as Start;
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Done, Event, Notice, Plan, StateOrder};
-use crate::limits::guard::Ticket;
 use crate::limits::rate::Reaction;
 use crate::process::Exit;
 use crate::provider::{EventSender, TrySend};
@@ -67,16 +67,6 @@ pub(crate) struct Seat<'a> {
     pub(crate) controls: usize,
     /// The isolation of this process was seen to hold.
     pub(crate) isolated: bool,
-}
-
-/// What a generation meets on its way out.
-#[derive(Clone, Copy)]
-pub(crate) struct Service<'a> {
-    pub(crate) upstream: &'a Upstream,
-    /// Turns to start, and to renew a sign-in.
-    pub(crate) starts: &'a Starts,
-    /// What this generation may, and where it is counted.
-    pub(crate) ticket: &'a Ticket,
 }
 
 /// One generation.

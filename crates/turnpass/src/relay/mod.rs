@@ -32,16 +32,17 @@ mod lane;
 mod launcher;
 mod native;
 mod notices;
+mod options;
 mod prepared;
 mod reading;
 mod remains;
 mod renewal;
+mod service;
 mod stable;
 mod upstream;
 
 use std::fmt;
 use std::future::Future;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,20 +50,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use self::exchange::{Ended, Exchange, Service};
+use self::exchange::{Ended, Exchange};
 use self::fit::{Fit, Key};
 use self::kept::Kept;
 use self::launcher::{Launcher, Shape};
 use self::prepared::Prepared;
 use self::remains::{Remains, is_reusable};
+use self::service::Service;
 use self::stable::{Need, RELAUNCHES, Stable, closed};
 use self::upstream::Upstream;
-use crate::cli::environment::{InheritedCredentials, Snapshot};
+use crate::cli::environment::Snapshot;
 use crate::cli::installed::Installed;
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Event, Notice, Plan, PlanKind};
 use crate::limits::Policy;
-use crate::limits::budget::Budgets;
 use crate::limits::guard::{Asked, Guard, GuardOptions, Ticket};
 use crate::limits::probe::Probe;
 use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
@@ -71,58 +72,10 @@ use crate::request::{Request, ThinkingDisplay, TransportKind};
 
 pub use completion::ProcessMode;
 pub use notices::UNCERTIFIED;
+pub use options::RelayOptions;
 pub use prepared::ToolCarrier;
 pub use stable::PROCESS_BYTES;
 pub use upstream::LoopbackUrl;
-
-/// How a relay is set up.
-#[derive(Clone, Debug)]
-pub struct RelayOptions {
-    /// Kept processes, or one a request.
-    pub process: ProcessMode,
-    /// How the host's tools reach the service.
-    pub tools: ToolCarrier,
-    /// Where the CLI is; `None` searches for it.
-    pub claude_path: Option<PathBuf>,
-    /// The turnpass program, which serves tools over stdio; needed only for [`ToolCarrier::Mcp`] with
-    /// [`ProcessMode::PerRequest`].
-    pub tool_server: Option<PathBuf>,
-    /// What to do when our environment names a credential.
-    pub inherited_credentials: InheritedCredentials,
-    /// Memory for kept processes, in bytes; at [`PROCESS_BYTES`] each, at least one.
-    pub memory_budget_bytes: u64,
-    /// Processes that are kept ready ahead of the demand, within the budget.
-    pub spares: usize,
-    /// What to do about paid usage credits; `None` is `warn`, and `off` in a laboratory run, where nothing is charged.
-    pub usage_gate: Option<Policy>,
-    /// What the person allows.
-    pub budgets: Budgets,
-    /// Where requests and tokens are counted and the latest usage is kept; `None` counts in memory, and only for budgets.
-    pub state_dir: Option<PathBuf>,
-    /// A loopback upstream in place of the service.
-    pub lab_upstream: Option<LoopbackUrl>,
-    /// The CLI's HOME in a laboratory run.
-    pub lab_home: Option<PathBuf>,
-}
-
-impl Default for RelayOptions {
-    fn default() -> Self {
-        Self {
-            process: ProcessMode::default(),
-            tools: ToolCarrier::default(),
-            claude_path: None,
-            tool_server: None,
-            inherited_credentials: InheritedCredentials::default(),
-            memory_budget_bytes: 5 * PROCESS_BYTES,
-            spares: 1,
-            usage_gate: None,
-            budgets: Budgets::default(),
-            state_dir: None,
-            lab_upstream: None,
-            lab_home: None,
-        }
-    }
-}
 
 /// The relay transport.
 ///

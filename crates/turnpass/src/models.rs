@@ -417,4 +417,5 @@ pub fn check_context(model: &ModelId, tokens: u64) -> Result<()> {
 }
 
 #[cfg(test)]
+#[path = "models_tests.rs"]
 mod tests;

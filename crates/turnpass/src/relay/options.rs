@@ -1,0 +1,60 @@
+//! How a relay is set up, as data.
+
+use std::path::PathBuf;
+
+use super::completion::ProcessMode;
+use super::prepared::ToolCarrier;
+use super::stable::PROCESS_BYTES;
+use super::upstream::LoopbackUrl;
+use crate::cli::environment::InheritedCredentials;
+use crate::limits::Policy;
+use crate::limits::budget::Budgets;
+
+/// How a relay is set up.
+#[derive(Clone, Debug)]
+pub struct RelayOptions {
+    /// Kept processes, or one a request.
+    pub process: ProcessMode,
+    /// How the host's tools reach the service.
+    pub tools: ToolCarrier,
+    /// Where the CLI is; `None` searches for it.
+    pub claude_path: Option<PathBuf>,
+    /// The turnpass program, which serves tools over stdio; needed only for [`ToolCarrier::Mcp`] with
+    /// [`ProcessMode::PerRequest`].
+    pub tool_server: Option<PathBuf>,
+    /// What to do when our environment names a credential.
+    pub inherited_credentials: InheritedCredentials,
+    /// Memory for kept processes, in bytes; at [`PROCESS_BYTES`] each, at least one.
+    pub memory_budget_bytes: u64,
+    /// Processes that are kept ready ahead of the demand, within the budget.
+    pub spares: usize,
+    /// What to do about paid usage credits; `None` is `warn`, and `off` in a laboratory run, where nothing is charged.
+    pub usage_gate: Option<Policy>,
+    /// What the person allows.
+    pub budgets: Budgets,
+    /// Where requests and tokens are counted and the latest usage is kept; `None` counts in memory, and only for budgets.
+    pub state_dir: Option<PathBuf>,
+    /// A loopback upstream in place of the service.
+    pub lab_upstream: Option<LoopbackUrl>,
+    /// The CLI's HOME in a laboratory run.
+    pub lab_home: Option<PathBuf>,
+}
+
+impl Default for RelayOptions {
+    fn default() -> Self {
+        Self {
+            process: ProcessMode::default(),
+            tools: ToolCarrier::default(),
+            claude_path: None,
+            tool_server: None,
+            inherited_credentials: InheritedCredentials::default(),
+            memory_budget_bytes: 5 * PROCESS_BYTES,
+            spares: 1,
+            usage_gate: None,
+            budgets: Budgets::default(),
+            state_dir: None,
+            lab_upstream: None,
+            lab_home: None,
+        }
+    }
+}
