@@ -22,7 +22,7 @@ pub(crate) const TESTS: [(&str, Test); 6] = [
     ),
     (
         "relay::bug_052_overage_in_a_running_turn",
-        overage_in_a_running_turn,
+        bug_052_overage_in_a_running_turn,
     ),
     ("relay::warn_tells_beside_the_generation", warn_tells),
 ];
@@ -141,7 +141,7 @@ fn overage() -> Reply {
     }
 }
 
-fn overage_in_a_running_turn(stage: &Stage) {
+fn bug_052_overage_in_a_running_turn(stage: &Stage) {
     for process in ["warm", "per-request"] {
         stage.upstream.enqueue(overage());
         let arguments = [

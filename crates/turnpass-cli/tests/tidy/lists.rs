@@ -6,6 +6,8 @@ pub(crate) const READS_ENVIRONMENT: &[&str] = &[
     "crates/turnpass/src/cli/environment.rs",
     // The one reader of the program's settings.
     "crates/turnpass-cli/src/context.rs",
+    // Stands in the place of the CLI while it is measured, and reads what the bench gave it.
+    "crates/turnpass-cli/src/commands/bench/tap.rs",
     // A command of the shell tool runs in the person's own environment.
     "crates/turnpass-agent/src/tools/shell.rs",
 ];
@@ -18,6 +20,9 @@ pub(crate) const STARTS_PROCESSES: &[&str] = &[
     "crates/turnpass-lab/",
     // Copies a script without holding it open (ETXTBSY).
     "crates/turnpass-cli/src/stage.rs",
+    // The bench measures itself from outside: as its own host, and as the CLI's stand-in, both ended with it.
+    "crates/turnpass-cli/src/commands/bench/memory.rs",
+    "crates/turnpass-cli/src/commands/bench/tap.rs",
     // The doctor starts this program itself as the tool server, as the CLI would, and kills it with its value.
     "crates/turnpass-cli/src/commands/doctor.rs",
 ];
@@ -45,6 +50,8 @@ pub(crate) const STARTS_TASKS: &[&str] = &[
     // Signals, and a terminal that cannot be waited for otherwise.
     "crates/turnpass-cli/src/context.rs",
     "crates/turnpass-cli/src/terminal.rs",
+    // One thread for each pipe and connection that the bench's stand-in copies.
+    "crates/turnpass-cli/src/commands/bench/tap.rs",
 ];
 
 /// Files and folders whose functions are pure: bytes or values in, values out.
@@ -110,6 +117,11 @@ pub(crate) const LONG_FILES: &[(&str, usize, &str)] = &[
         "crates/turnpass/src/wire/stream_json/records.rs",
         600,
         "every record of the CLI, each with its fields",
+    ),
+    (
+        "crates/turnpass-cli/src/commands/bench/scenes.rs",
+        520,
+        "one scene after another, each measured in its own way",
     ),
     (
         "crates/turnpass-lab/src/cli/emulator/mod.rs",
