@@ -18,7 +18,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use super::admission::{Admission, Judgement, LaneAddress, NATIVE_REQUEST_BYTES, Refusal};
 use crate::cli::launch::RelayAddress;
@@ -108,7 +109,6 @@ pub(crate) struct BrokenOff;
 #[derive(Debug)]
 pub(crate) struct Lane {
     shared: Arc<Shared>,
-    _accepting: AbortOnDropHandle<()>,
 }
 
 #[derive(Debug)]
@@ -117,15 +117,18 @@ struct Shared {
     admission: Mutex<Admission>,
     arrivals: mpsc::Sender<Arrival>,
     connections: Mutex<Connections>,
+    /// The lane was dropped: its port and its connections go, also one that comes at this very moment.
+    closed: CancellationToken,
 }
 
 impl Lane {
-    /// Opens a lane on a port of the system's choice.
+    /// Opens a lane on a port of the system's choice. Its port is closed and its connections are gone once `tasks` have
+    /// ended.
     ///
     /// # Errors
     ///
     /// `relay_transit` when no loopback port can be had.
-    pub(crate) async fn open() -> Result<(Self, mpsc::Receiver<Arrival>)> {
+    pub(crate) async fn open(tasks: &TaskTracker) -> Result<(Self, mpsc::Receiver<Arrival>)> {
         let failed = |error: std::io::Error| {
             Error::new(
                 ErrorCode::RelayTransit,
@@ -144,15 +147,11 @@ impl Lane {
             admission: Mutex::default(),
             arrivals,
             connections: Mutex::default(),
+            closed: CancellationToken::new(),
         });
-        let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
-        Ok((
-            Self {
-                shared,
-                _accepting: AbortOnDropHandle::new(accepting),
-            },
-            received,
-        ))
+        let accepting = accept(listener, Arc::clone(&shared), tasks.clone());
+        tasks.spawn(shared.closed.clone().run_until_cancelled_owned(accepting));
+        Ok((Self { shared }, received))
     }
 
     /// Where the lane listens, for the launch of its process.
@@ -171,7 +170,7 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        self.shared.connections().close_all();
+        self.shared.closed.cancel();
     }
 }
 
@@ -242,17 +241,9 @@ impl Connections {
     fn leave(&mut self, id: u64) {
         self.open.retain(|connection| connection.id != id);
     }
-
-    fn close_all(&mut self) {
-        for connection in self.open.drain(..) {
-            if let Some(task) = connection.task {
-                task.abort();
-            }
-        }
-    }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, shared: Arc<Shared>, tasks: TaskTracker) {
     loop {
         // A connection that broke before it was accepted is the peer's affair.
         let Ok((stream, _)) = listener.accept().await else {
@@ -261,7 +252,8 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         let Some(id) = shared.connections().enter() else {
             continue;
         };
-        let task = tokio::spawn(serve(stream, id, Arc::clone(&shared)));
+        let serving = serve(stream, id, Arc::clone(&shared));
+        let task = tasks.spawn(shared.closed.clone().run_until_cancelled_owned(serving));
         shared
             .connections()
             .with(id, |connection| connection.task = Some(task.abort_handle()));

@@ -134,7 +134,7 @@ impl Launcher {
         let sign_in = self.installed.signed_in().await?;
         let turn = self.starts.turn(sign_in.expires_at).await?;
         let program = found.executable.path;
-        let (lane, arrivals) = Lane::open().await?;
+        let (lane, arrivals) = Lane::open(&self.tasks).await?;
         let dir = PrivateDir::create(&roots(&self.snapshot))?;
         let relay = lane.address();
         let (cwd, time_zone) = match shape {
