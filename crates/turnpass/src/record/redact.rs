@@ -412,10 +412,18 @@ fn is_time(text: &str) -> bool {
 /// A word of the protocol: letters, digits and a few marks, and nothing that looks like an id, a token or an address.
 fn is_word(text: &str) -> bool {
     let stem = text.trim_end_matches("[1m]").trim_end_matches("@builtin");
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | ',');
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':');
     let looks_random = stem
         .split(|c: char| !c.is_ascii_alphanumeric())
         .any(|run| run.len() >= RUN_BYTES && run.bytes().any(|b| b.is_ascii_digit()));
+    // A point stands within a version; after a letter it stands within the name of a machine or a file.
+    let is_address =
+        stem.as_bytes()
+            .windows(2)
+            .any(|two| two[1] == b'.' && !two[0].is_ascii_digit())
+            || stem.rsplit('.').next().is_some_and(|end| {
+                end.len() < stem.len() && !end.bytes().all(|b| b.is_ascii_digit())
+            });
     let begins_like_a_token = ["sk-", "pk-", "ey", "gh", "xox", "AKIA"]
         .iter()
         .any(|begin| stem.starts_with(begin));
@@ -423,6 +431,7 @@ fn is_word(text: &str) -> bool {
         && stem.chars().all(plain)
         && !is_uuid(stem)
         && !looks_random
+        && !is_address
         && !begins_like_a_token
 }
 

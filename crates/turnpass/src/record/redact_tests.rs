@@ -134,6 +134,37 @@ fn pieces_still_add_up_to_what_the_cli_repeats() {
 }
 
 #[test]
+fn a_word_is_nothing_that_names_somebody() {
+    for word in [
+        "end_turn",
+        "claude-sonnet-4-5-20250929",
+        "opus[1m]",
+        "2.1.332",
+        "mcp__turnpass__read",
+        "cc-plugin-privacy@builtin",
+        "2025-06-18",
+    ] {
+        assert!(is_word(word), "{word}");
+    }
+    for text in [
+        "db.internal",
+        "main.rs",
+        "a b",
+        "gho_x",
+        "1.2.x",
+        "ab1234567890",
+    ] {
+        assert!(!is_word(text), "{text}");
+    }
+    for marker in MARKERS
+        .iter()
+        .filter(|marker| !marker.starts_with("toolu_"))
+    {
+        assert!(!is_word(marker), "{marker}");
+    }
+}
+
+#[test]
 fn what_is_no_input_or_output_is_left_out() {
     let text = concat!(
         r#"{"t":0,"dir":"note","v":{"type":"x","env":{"TOKEN":"sk-1"}}}"#,

@@ -280,13 +280,13 @@ impl Watch {
                 record.tokens = (&done.usage).into();
                 record.upstream_requests = Some(done.upstream_requests);
                 record.laboratory |= done.laboratory;
-                return self.end();
+                self.end();
             }
             Err(error) => {
                 record.outcome = Outcome::Error;
                 record.error = Some(FailureRecord::new(error));
                 self.output_seen |= error.output_seen();
-                return self.end();
+                self.end();
             }
             Ok(event) => {
                 record.chunks += 1;
