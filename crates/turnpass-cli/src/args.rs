@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    auth, bench, completions, config, demo, doctor, lab, man, mcp_stdio, models, run, usage,
+    auth, bench, completions, config, demo, doctor, lab, log, man, mcp_stdio, models, run, usage,
 };
 use crate::exit::{Exit, Fault};
 
@@ -45,6 +45,8 @@ pub(crate) enum Command {
     Usage(usage::Args),
     /// The models that the CLI offers
     Models(models::Args),
+    /// How past generations went
+    Log(log::Args),
     /// The offline laboratory
     Lab(lab::Args),
     /// Where the configuration is, and what it says
@@ -74,6 +76,7 @@ impl Command {
             Self::Auth(args) => args.wants_json(),
             Self::Usage(args) => args.json,
             Self::Models(args) => args.json,
+            Self::Log(args) => args.json,
             Self::Lab(args) => args.wants_json(),
             _ => false,
         }

@@ -10,6 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use turnpass::cli::environment::{InheritedCredentials, Snapshot};
 use turnpass::cli::installed::Installed;
+use turnpass::record::RecordSink;
 use turnpass::relay::{ProcessMode, RelayOptions, RelayTransport};
 use turnpass::request::TransportKind;
 use turnpass::{Error, ErrorCode, Provider};
@@ -65,7 +66,33 @@ pub(crate) fn build_provider(settings: &Settings) -> Result<Provider, Error> {
         let next = "Use the relay: `--transport relay`, or `transport = \"relay\"` in the configuration file.";
         return Err(Error::new(ErrorCode::TransportUnavailable, what).with_remedy(next));
     }
-    Ok(Provider::new(RelayTransport::new(relay_options(settings))?))
+    let provider = Provider::new(RelayTransport::new(relay_options(settings))?);
+    Ok(match records() {
+        Ok(sink) => provider.with_records(sink),
+        Err(fault) => {
+            // A log that cannot be kept is no reason to refuse what was asked for.
+            tracing::warn!("{fault}");
+            provider
+        }
+    })
+}
+
+fn records() -> Result<RecordSink, Fault> {
+    Ok(RecordSink::open(records_folder()?)?)
+}
+
+/// Names another folder for what the program keeps between runs.
+pub(crate) const STATE_VARIABLE: &str = "TURNPASS_STATE";
+
+/// The folder of the records of generations.
+pub(crate) fn records_folder() -> Result<PathBuf, Fault> {
+    let state = state_dir().ok_or_else(|| {
+        Fault::usage(
+            "there is no home folder",
+            format!("Set HOME, or name a folder with {STATE_VARIABLE}."),
+        )
+    })?;
+    Ok(state.join("records"))
 }
 
 /// The relay that the settings describe.
@@ -87,6 +114,7 @@ pub(crate) fn relay_options(settings: &Settings) -> RelayOptions {
         },
         lab_upstream: settings.lab_upstream.clone(),
         lab_home: settings.lab_home.clone(),
+        record: settings.record.clone(),
         ..RelayOptions::default()
     }
 }
@@ -115,8 +143,12 @@ pub(crate) fn installed(settings: &Settings) -> Arc<Installed> {
 /// Nobody listens on the discard port of loopback.
 const CLOSED_PROXY: &str = "http://127.0.0.1:9";
 
-/// Where the program keeps what it counts: `$XDG_STATE_HOME/turnpass`, else `~/.local/state/turnpass`.
+/// Where the program keeps what it counts and records: `TURNPASS_STATE`, else `$XDG_STATE_HOME/turnpass`, else
+/// `~/.local/state/turnpass`, on Linux and macOS alike.
 pub(crate) fn state_dir() -> Option<PathBuf> {
+    if let Some(named) = environment(STATE_VARIABLE).filter(|value| !value.is_empty()) {
+        return std::path::absolute(named).ok();
+    }
     let base = etcetera::base_strategy::Xdg::new().ok()?;
     Some(base.state_dir()?.join("turnpass"))
 }

@@ -22,7 +22,7 @@ use crate::exit::Fault;
 const DEFAULT_MODEL: &str = "sonnet";
 
 /// Each key with its environment variable, in the order in which they are shown.
-pub(crate) const KEYS: [(&str, &str); 16] = [
+pub(crate) const KEYS: [(&str, &str); 17] = [
     ("transport", "TURNPASS_TRANSPORT"),
     ("process", "TURNPASS_PROCESS"),
     ("model", "TURNPASS_MODEL"),
@@ -42,6 +42,7 @@ pub(crate) const KEYS: [(&str, &str); 16] = [
     ("max_tokens_per_session", "TURNPASS_MAX_TOKENS_PER_SESSION"),
     ("max_requests_per_day", "TURNPASS_MAX_REQUESTS_PER_DAY"),
     ("max_tokens_per_day", "TURNPASS_MAX_TOKENS_PER_DAY"),
+    ("record", "TURNPASS_RECORD"),
 ];
 
 /// One layer of settings: what the flags, the environment or the file say.
@@ -96,6 +97,9 @@ pub(crate) struct Values {
     /// Tokens of one day, all sessions together [env: TURNPASS_MAX_TOKENS_PER_DAY]
     #[arg(long, value_name = "N")]
     pub(crate) max_tokens_per_day: Option<u64>,
+    /// A private folder for what each CLI process prints, prompts and answers included [env: TURNPASS_RECORD]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) record: Option<PathBuf>,
 }
 
 /// Whether the relay keeps its process.
@@ -197,6 +201,7 @@ pub(crate) struct Settings {
     /// `None` leaves it to the transport.
     pub(crate) usage_gate: Option<Policy>,
     pub(crate) budgets: Budgets,
+    pub(crate) record: Option<PathBuf>,
     /// Where each came from, in the order of [`KEYS`].
     pub(crate) sources: [Source; KEYS.len()],
 }
@@ -256,6 +261,7 @@ impl Settings {
                     tokens: first!(max_tokens_per_day),
                 },
             },
+            record: first!(record),
             sources,
         };
         debug_assert_eq!(index, KEYS.len());
@@ -292,10 +298,11 @@ impl Settings {
             let index = KEYS.iter().position(|known| known.0 == key);
             index.is_some_and(|index| self.sources[index] == Source::File)
         };
-        let (claude, home) = (file("claude_path"), file("lab_home"));
+        let (claude, home, record) = (file("claude_path"), file("lab_home"), file("record"));
         for (path, key, from_file) in [
             (&mut self.claude_path, "claude_path", claude),
             (&mut self.lab_home, "lab_home", home),
+            (&mut self.record, "record", record),
         ] {
             let Some(path) = path else { continue };
             if from_file && path.is_relative() {
@@ -349,6 +356,7 @@ impl Settings {
             number(self.budgets.session.tokens),
             number(self.budgets.day.requests),
             number(self.budgets.day.tokens),
+            path(&self.record),
         ];
         KEYS.iter()
             .zip(values)
@@ -412,6 +420,7 @@ fn from_environment(environment: Environment<'_>) -> Result<Values, Fault> {
         max_tokens_per_session: read(13, text(13)?)?,
         max_requests_per_day: read(14, text(14)?)?,
         max_tokens_per_day: read(15, text(15)?)?,
+        record: text(16)?.map(PathBuf::from),
     })
 }
 
@@ -472,6 +481,7 @@ mod tests {
                 "TURNPASS_MAX_TOKENS_PER_SESSION" => "2",
                 "TURNPASS_MAX_REQUESTS_PER_DAY" => "3",
                 "TURNPASS_MAX_TOKENS_PER_DAY" => "4",
+                "TURNPASS_RECORD" => "/tmp/recordings",
                 _ => return None,
             };
             Some(OsString::from(text))
@@ -497,6 +507,7 @@ mod tests {
             "2",
             "3",
             "4",
+            "\"/tmp/recordings\"",
         ];
         assert_eq!(shown, wanted.map(|text| Some(text.to_owned())));
     }

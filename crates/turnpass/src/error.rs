@@ -84,6 +84,7 @@ codes! {
     IsolationAuth = "isolation_auth", false, [REPLAY], "The CLI would use a key instead of the subscription.", "Remove the key that the message names the source of.";
     IsolationMcp = "isolation_mcp", false, [REPLAY], "The CLI loaded an MCP server that is not the host's.", "Run `turnpass doctor`; the message names it.";
     McpExecution = "mcp_execution", false, [REPLAY], "The CLI tried to execute a tool that only the host may execute.", "Run `turnpass doctor` and report the CLI version.";
+    RecordingFailed = "recording_failed", false, [POOL], "A recording or the file of records could not be set up.", "Name a folder that only you can use (mode 0700, no symbolic link), or unset TURNPASS_RECORD.";
     // The conversation with the process.
     ProtocolOrder = "protocol_order", true, [REPLAY, POOL], "Records came in an order that cannot be right.", "Try again; if it stays, run `turnpass doctor` and report the CLI version.";
     ProtocolBlocks = "protocol_blocks", true, [REPLAY, POOL], "A content block began, went on or ended where it cannot.", "Try again; if it stays, run `turnpass doctor` and report the CLI version.";

@@ -1,6 +1,6 @@
 //! What a host hears of a generation: events in order, ended by exactly one [`Event::Done`] or one error.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::conversation::{Message, SignedThinking, ToolCall, ToolUseId};
 use crate::request::{BackendState, ModelId};
@@ -71,7 +71,7 @@ pub struct Plan {
 }
 
 /// How a request reached the service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PlanKind {
     /// A process was started for it.

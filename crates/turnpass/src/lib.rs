@@ -15,6 +15,7 @@
 //! | [`process`] | one type that owns a process group, its pipes and its end |
 //! | [`conversation`] | messages, blocks, normaliser, digests, the bytes of `messages`: pure |
 //! | [`tools`] | the host's tools: catalogue, the MCP server core and its carriers |
+//! | [`record`] | what is written down: one record of each generation; the CLI's own output when asked for |
 //! | [`secret`] | values that are never printed |
 
 pub mod cli;
@@ -25,6 +26,7 @@ pub mod limits;
 pub mod models;
 pub mod process;
 pub mod provider;
+pub mod record;
 pub mod relay;
 pub mod request;
 pub mod secret;

@@ -13,6 +13,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Event, Notice};
+use crate::record::{Facts, RecordSink, Watch};
 use crate::request::{Request, TransportKind};
 
 /// Events that wait between a transport and its host; the relay document's bound. A host that reads slowly slows
@@ -23,6 +24,11 @@ pub const EVENT_CHANNEL: usize = 16;
 pub trait Transport: fmt::Debug + Send + Sync {
     /// Which of the three it is.
     fn kind(&self) -> TransportKind;
+
+    /// How it runs its processes, in a word for records; `None` where there is one way only.
+    fn process_word(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Starts one generation. Returns at once; everything that can go wrong comes through the stream.
     fn generate(&self, request: Request) -> Generation;
@@ -38,6 +44,7 @@ pub trait Transport: fmt::Debug + Send + Sync {
 pub struct Provider {
     transports: Arc<BTreeMap<TransportKind, Box<dyn Transport>>>,
     default: TransportKind,
+    records: Option<RecordSink>,
 }
 
 impl Provider {
@@ -48,6 +55,7 @@ impl Provider {
         Self {
             transports: Arc::new(transports),
             default,
+            records: None,
         }
     }
 
@@ -64,9 +72,22 @@ impl Provider {
         let provider = Self {
             transports: Arc::new(transports),
             default,
+            records: None,
         };
         provider.transport(default)?;
         Ok(provider)
+    }
+
+    /// The same provider, which gives one record of each generation to `sink`, whatever the transport and however it ends.
+    #[must_use]
+    pub fn with_records(mut self, sink: RecordSink) -> Self {
+        self.records = Some(sink);
+        self
+    }
+
+    /// Where records of generations go, with their totals.
+    pub fn records(&self) -> Option<&RecordSink> {
+        self.records.as_ref()
     }
 
     /// The transports of this provider.
@@ -82,13 +103,21 @@ impl Provider {
     ///
     /// Dropping the generation cancels it: the upstream connection closes, and what the generation alone owned is ended.
     pub fn generate(&self, request: Request) -> Generation {
-        match self.transport(request.transport.unwrap_or(self.default)) {
+        let kind = request.transport.unwrap_or(self.default);
+        let transport = self.transport(kind);
+        let watch = self.records.as_ref().map(|sink| {
+            let process = transport.as_ref().ok().and_then(|t| t.process_word());
+            Watch::new(sink.clone(), Facts::new(&request, kind, process))
+        });
+        let mut generation = match transport {
             Ok(transport) => transport.generate(request),
             Err(error) => Generation::failed(error),
-        }
+        };
+        generation.watch = watch;
+        generation
     }
 
-    /// Ends everything this provider owns and waits for it, within the bounds of its transports.
+    /// Ends everything this provider owns and waits for it, within the bounds of its transports; records are written then.
     ///
     /// # Errors
     ///
@@ -98,10 +127,12 @@ impl Provider {
             .transports
             .values()
             .map(|transport| transport.shutdown());
-        futures_util::future::join_all(all)
-            .await
-            .into_iter()
-            .collect()
+        let ended = futures_util::future::join_all(all).await;
+        if let Some(records) = &self.records {
+            // A record that the disk does not take is counted; it fails nothing.
+            let _ = records.flush().await;
+        }
+        ended.into_iter().collect()
     }
 
     fn transport(&self, kind: TransportKind) -> Result<&dyn Transport> {
@@ -123,6 +154,7 @@ impl fmt::Debug for Provider {
         f.debug_struct("Provider")
             .field("transports", &self.transports)
             .field("default", &self.default)
+            .field("records", &self.records.is_some())
             .finish()
     }
 }
@@ -134,6 +166,7 @@ impl fmt::Debug for Provider {
 pub struct Generation {
     events: mpsc::Receiver<Result<Event>>,
     ended: bool,
+    watch: Option<Watch>,
     _cancel: Option<DropGuard>,
 }
 
@@ -160,6 +193,7 @@ impl Generation {
             Self {
                 events,
                 ended: false,
+                watch: None,
                 _cancel: Some(guard),
             },
         )
@@ -173,6 +207,7 @@ impl Generation {
         Self {
             events,
             ended: false,
+            watch: None,
             _cancel: None,
         }
     }
@@ -194,6 +229,9 @@ impl Generation {
             ))
         });
         self.ended = matches!(item, Err(_) | Ok(Event::Done(_)));
+        if let Some(watch) = &mut self.watch {
+            watch.see(&item);
+        }
         Some(item)
     }
 }

@@ -1,4 +1,4 @@
-//! `turnpass lab upstream|cli|bench`: the offline laboratory.
+//! `turnpass lab upstream|cli|bench|replay-recording|redact`: the offline laboratory.
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use turnpass_lab::scenario::Scenario;
 use turnpass_lab::upstream::{Options, Upstream};
 
-use super::bench;
+use super::{bench, recording};
 use crate::context::Context;
 use crate::exit::{Exit, Fault};
 use crate::show::LABORATORY;
@@ -28,6 +28,10 @@ enum What {
     Cli(CliArgs),
     /// Measure the way from a request to the upstream and back, without the service
     Bench(bench::Args),
+    /// Play a recording through the decoder and say what it came to
+    ReplayRecording(recording::ReplayArgs),
+    /// Make a recording fit to share, on standard output
+    Redact(recording::RedactArgs),
 }
 
 #[derive(clap::Args, Debug)]
@@ -54,7 +58,11 @@ struct CliArgs {
 
 impl Args {
     pub(crate) fn wants_json(&self) -> bool {
-        matches!(&self.what, What::Bench(args) if args.json)
+        match &self.what {
+            What::Bench(args) => args.json,
+            What::ReplayRecording(args) => args.json,
+            _ => false,
+        }
     }
 
     /// Whether this is `lab cli`, which brings a runtime of its own and so has to run without ours.
@@ -76,6 +84,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
     match args.what {
         What::Upstream(args) => upstream(args, context).await,
         What::Bench(args) => bench::run(args, context).await,
+        What::ReplayRecording(args) => recording::replay(args),
+        What::Redact(args) => recording::redact(&args),
         What::Cli(_) => Err(Fault::usage(
             "the scripted CLI cannot run here",
             "Call it as `turnpass lab cli SCRIPT ARGS`.",

@@ -7,9 +7,11 @@ pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod lab;
+pub(crate) mod log;
 pub(crate) mod man;
 pub(crate) mod mcp_stdio;
 pub(crate) mod models;
+pub(crate) mod recording;
 pub(crate) mod run;
 pub(crate) mod usage;
 
@@ -29,6 +31,7 @@ pub(crate) async fn run(command: Command, context: &Context) -> Result<Exit, Fau
         Command::Usage(args) => usage::run(args, context).await,
         Command::Models(args) => models::run(args, context).await,
         Command::Lab(args) => lab::run(args, context).await,
+        Command::Log(args) => log::run(args),
         // These need no runtime, and `mcp-stdio` is to start at once.
         Command::Config(args) => config::run(args),
         Command::Completions(args) => completions::run(args),

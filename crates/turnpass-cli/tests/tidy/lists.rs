@@ -44,6 +44,8 @@ pub(crate) const STARTS_TASKS: &[&str] = &[
     "crates/turnpass/src/limits/guard.rs",
     "crates/turnpass/src/limits/latest.rs",
     "crates/turnpass/src/limits/shared.rs",
+    // The thread that writes records, so that no generation waits for a disk.
+    "crates/turnpass/src/record/sink.rs",
     // Tools that read files do so off the runtime's threads; the scripted transport answers from a task.
     "crates/turnpass-agent/src/tools/mod.rs",
     "crates/turnpass-agent/src/scripted.rs",
@@ -58,6 +60,9 @@ pub(crate) const STARTS_TASKS: &[&str] = &[
 pub(crate) const PURE: &[&str] = &[
     "crates/turnpass/src/wire/",
     "crates/turnpass/src/conversation/",
+    "crates/turnpass/src/record/redact.rs",
+    "crates/turnpass/src/record/replay.rs",
+    "crates/turnpass/src/record/rows.rs",
     "crates/turnpass/src/turn.rs",
     "crates/turnpass/src/models.rs",
     "crates/turnpass/src/models/context.rs",

@@ -21,6 +21,7 @@ use crate::cli::private_dir::PrivateDir;
 use crate::cli::starts::Turn;
 use crate::error::{Error, ErrorCode, Result};
 use crate::process::{ChildGroup, EndPolicy, Exit, Stdin, Stdout};
+use crate::record::RawFile;
 use crate::request::TransportSession;
 use crate::tools::{Catalogue, Policy, Server};
 use crate::wire::control::{
@@ -58,7 +59,7 @@ pub(crate) struct Running {
 impl Running {
     /// Takes over a started process. Among `tasks` is its end from here on, so whoever waits for them waits for it too.
     pub(crate) fn new(
-        mut group: ChildGroup,
+        (mut group, raw): (ChildGroup, Option<RawFile>),
         (lane, arrivals): (Lane, mpsc::Receiver<Arrival>),
         dir: PrivateDir,
         expected: Expected,
@@ -78,7 +79,7 @@ impl Running {
         let reading = tokio::spawn(read_lines(
             stdout,
             NativeReader::new(expected),
-            line_bytes,
+            (line_bytes, raw),
             sender,
         ));
         Ok(Self {
@@ -144,13 +145,18 @@ impl Running {
 async fn read_lines(
     mut stdout: Stdout,
     mut reader: NativeReader,
-    line_bytes: usize,
+    (line_bytes, mut raw): (usize, Option<RawFile>),
     natives: mpsc::Sender<Native>,
 ) {
     let mut lines = LineSplitter::new(line_bytes);
     loop {
-        let read = stdout.read_buf::<BytesMut>(lines.read_buf()).await;
+        let buffer = lines.read_buf();
+        let before = buffer.len();
+        let read = stdout.read_buf::<BytesMut>(buffer).await;
         let ended = !matches!(read, Ok(1..));
+        if let Some(raw) = &mut raw {
+            raw.write(&buffer[before..]);
+        }
         loop {
             let native = match lines.next_line() {
                 Ok(Some(line)) => reader.line(&line),

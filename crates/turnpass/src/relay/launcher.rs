@@ -20,6 +20,7 @@ use crate::cli::private_dir::{PrivateDir, roots};
 use crate::cli::starts::Starts;
 use crate::error::{Error, ErrorCode, Result};
 use crate::models;
+use crate::record::RawFile;
 use crate::request::{ModelId, Place, ThinkingDisplay};
 use crate::tools::Catalogue;
 
@@ -34,6 +35,7 @@ pub(crate) struct Launcher {
     snapshot: Snapshot,
     inherited: InheritedCredentials,
     tool_server: Option<PathBuf>,
+    record: Option<PathBuf>,
     learned: Mutex<BTreeSet<String>>,
     starts: Starts,
     tasks: TaskTracker,
@@ -65,6 +67,7 @@ impl Launcher {
         snapshot: Snapshot,
         inherited: InheritedCredentials,
         tool_server: Option<PathBuf>,
+        record: Option<PathBuf>,
         tasks: TaskTracker,
     ) -> Self {
         Self {
@@ -72,6 +75,7 @@ impl Launcher {
             snapshot,
             inherited,
             tool_server,
+            record,
             learned: Mutex::default(),
             starts: Starts::new(STARTS),
             tasks,
@@ -186,9 +190,11 @@ impl Launcher {
             // Its prompt is on its command line, so the request may come as soon as it runs.
             lane.admission().arm();
         }
+        // A recording that cannot be made fails the start, before there is anything to record (pool origin).
+        let raw = self.raw(shape)?;
         let group = launch.start(&dir)?;
         let mut running = Running::new(
-            group,
+            (group, raw),
             (lane, arrivals),
             dir,
             expected,
@@ -197,6 +203,16 @@ impl Launcher {
         )?;
         running.starting = Some(turn);
         Ok(running)
+    }
+
+    fn raw(&self, shape: &Shape<'_>) -> Result<Option<RawFile>> {
+        let key = match shape {
+            // It serves any session, so it is recorded under a key of its own.
+            Shape::Warm { .. } => "relay-warm",
+            Shape::PerRequest { prepared, .. } => &prepared.session.0,
+        };
+        let folder = self.record.as_deref();
+        folder.map(|dir| RawFile::create(dir, key)).transpose()
     }
 
     fn per_request(

@@ -147,6 +147,7 @@ impl RelayTransport {
             snapshot,
             options.inherited_credentials,
             options.tool_server,
+            options.record,
             tasks.clone(),
         );
         let stable = Stable::new(launcher, tasks, options.memory_budget_bytes, options.spares);
@@ -183,6 +184,10 @@ impl RelayTransport {
 impl Transport for RelayTransport {
     fn kind(&self) -> TransportKind {
         TransportKind::Relay
+    }
+
+    fn process_word(&self) -> Option<&'static str> {
+        Some(self.inner.process.as_str())
     }
 
     fn generate(&self, request: Request) -> Generation {

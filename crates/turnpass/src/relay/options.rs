@@ -38,6 +38,8 @@ pub struct RelayOptions {
     pub lab_upstream: Option<LoopbackUrl>,
     /// The CLI's HOME in a laboratory run.
     pub lab_home: Option<PathBuf>,
+    /// A folder for raw recordings of what each CLI process prints. It holds prompts and answers, never the bearer.
+    pub record: Option<PathBuf>,
 }
 
 impl Default for RelayOptions {
@@ -55,6 +57,7 @@ impl Default for RelayOptions {
             state_dir: None,
             lab_upstream: None,
             lab_home: None,
+            record: None,
         }
     }
 }
