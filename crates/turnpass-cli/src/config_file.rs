@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use etcetera::BaseStrategy;
 
 use crate::exit::Fault;
-use crate::settings::{Environment, KEYS, Values};
+use crate::settings::{Environment, Values};
 
 /// Names another file than the usual one.
 pub(crate) const CONFIG_VARIABLE: &str = "TURNPASS_CONFIG";
@@ -87,20 +87,19 @@ fn parse(path: &Path, text: &str) -> Result<Values, Fault> {
 }
 
 fn next_step(said: &str) -> String {
-    // serde's words for a key that `deny_unknown_fields` met.
+    // serde's words for a key that `deny_unknown_fields` met: the key, and those that may stand where it stands.
     let unknown = said
         .strip_prefix("unknown field `")
         .and_then(|rest| rest.split_once('`'));
-    match unknown.and_then(|(key, _)| nearest(key)) {
+    match unknown.and_then(|(key, expected)| nearest(key, expected.split('`').skip(1).step_by(2))) {
         Some(key) => format!("Did you mean `{key}`?"),
         None => "`turnpass config show` lists every key with its value.".to_owned(),
     }
 }
 
 /// The key that was probably meant.
-fn nearest(written: &str) -> Option<&'static str> {
-    KEYS.iter()
-        .map(|(key, _)| (distance(written, key), *key))
+fn nearest<'a>(written: &str, keys: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    keys.map(|key| (distance(written, key), key))
         .min()
         .filter(|(distance, key)| *distance <= 1 + key.len() / 4)
         .map(|(_, key)| key)
@@ -156,6 +155,18 @@ mod tests {
             ("max-rounds = 3", "line 1", "Did you mean `max_rounds`?"),
             ("Transport = \"x\"", "line 1", "Did you mean `transport`?"),
             ("colour = 1", "line 1", "config show"),
+            (
+                "[price.opus]\ninput = 1",
+                "line 1",
+                "Did you mean `prices`?",
+            ),
+            (
+                "[prices.opus]\ninptu = 1",
+                "line 2",
+                "Did you mean `input`?",
+            ),
+            ("[prices.opus]\ninput = -1", "line 2", "is no price"),
+            ("[prices.opsu]\ninput = 1", "line", "names no model"),
             ("# a\n# b\neffort = \"huge\"", "line 3", "huge"),
             (
                 "allow = [\"write\",\n \"rm\"]",

@@ -5,6 +5,7 @@ mod commands;
 mod config_file;
 mod context;
 mod exit;
+mod prices;
 mod settings;
 mod show;
 mod stage;

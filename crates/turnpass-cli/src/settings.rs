@@ -17,6 +17,7 @@ use turnpass_agent::tools;
 
 use crate::config_file;
 use crate::exit::Fault;
+use crate::prices::Prices;
 
 /// The model, unless a setting says otherwise: the alias of the service's everyday model.
 const DEFAULT_MODEL: &str = "sonnet";
@@ -100,6 +101,9 @@ pub(crate) struct Values {
     /// A private folder for what each CLI process prints, prompts and answers included [env: TURNPASS_RECORD]
     #[arg(long, value_name = "DIR")]
     pub(crate) record: Option<PathBuf>,
+    /// Tables of the file only: neither a flag nor a variable has room for them.
+    #[arg(skip)]
+    pub(crate) prices: Option<Prices>,
 }
 
 /// Whether the relay keeps its process.
@@ -202,6 +206,8 @@ pub(crate) struct Settings {
     pub(crate) usage_gate: Option<Policy>,
     pub(crate) budgets: Budgets,
     pub(crate) record: Option<PathBuf>,
+    /// The person's prices for the estimate of `usage`.
+    pub(crate) prices: Prices,
     /// Where each came from, in the order of [`KEYS`].
     pub(crate) sources: [Source; KEYS.len()],
 }
@@ -262,6 +268,10 @@ impl Settings {
                 },
             },
             record: first!(record),
+            prices: layers
+                .iter()
+                .find_map(|(_, layer)| layer.prices.clone())
+                .unwrap_or_default(),
             sources,
         };
         debug_assert_eq!(index, KEYS.len());
@@ -421,6 +431,7 @@ fn from_environment(environment: Environment<'_>) -> Result<Values, Fault> {
         max_requests_per_day: read(14, text(14)?)?,
         max_tokens_per_day: read(15, text(15)?)?,
         record: text(16)?.map(PathBuf::from),
+        prices: None,
     })
 }
 

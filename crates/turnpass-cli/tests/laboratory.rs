@@ -607,3 +607,48 @@ fn the_gate_is_off_in_the_laboratory_unless_it_is_asked_for() {
         ended.err
     );
 }
+
+#[test]
+fn usage_shows_the_tokens_of_the_last_sessions_and_an_estimate_at_the_persons_prices_only() {
+    let lab = Lab::new();
+    assert_eq!(lab.run(&["[[say hello]]"]).code, Some(0));
+    assert_eq!(lab.run(&["[[say hello again]]"]).code, Some(0));
+    let usage = |arguments: &[&str], prices: &str| {
+        let file = lab.path("prices.toml");
+        std::fs::write(&file, prices).unwrap();
+        let mut command = lab.command(&["usage"]);
+        command.args(arguments).env("TURNPASS_CONFIG", &file);
+        let ended = Ended::from(command.output().unwrap());
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        ended
+    };
+    let told = &usage(&["--json"], "").lines()[0]["recorded"];
+    let sessions = told["sessions"].as_array().unwrap();
+    assert_eq!(sessions.len(), 2, "{told}");
+    let count = |of: &Value, key: &str| of["tokens"][key].as_u64().unwrap();
+    for key in ["input", "output", "cache_creation", "cache_read"] {
+        let sum: u64 = sessions.iter().map(|session| count(session, key)).sum();
+        assert_eq!(count(&told["today"], key), sum, "{key}: {told}");
+    }
+    assert!(count(&told["today"], "output") > 0, "{told}");
+    assert_eq!(told["today"]["list_price_estimate_usd"], Value::Null);
+    let text = usage(&[], "").out;
+    assert!(text.contains("no price is built in"), "{text}");
+
+    let family = sessions[0]["models"][0].as_str().unwrap();
+    let family = family.split('-').nth(1).unwrap();
+    let prices = format!("[prices.{family}]\noutput = 1000\n");
+    let told = &usage(&["--json"], &prices).lines()[0]["recorded"]["today"];
+    let usd = told["list_price_estimate_usd"].as_f64().unwrap();
+    let output = u32::try_from(count(told, "output")).unwrap();
+    assert!((usd - f64::from(output) / 1000.0).abs() < 1e-9, "{told}");
+    let prompt = count(told, "input") + count(told, "cache_creation") + count(told, "cache_read");
+    assert_eq!(told["tokens_without_price"], prompt);
+    let text = usage(&[], &prices).out;
+    for part in [
+        "log, today        2 generations",
+        "list-price estimate (your prices; not what you are charged)\n  today           $",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}

@@ -211,7 +211,7 @@ fn every_layer_is_shown_with_its_source() {
     let home = tempfile::tempdir().unwrap();
     config(
         home.path(),
-        "model = \"opus\"\nmax_rounds = 3\neffort = \"low\"\n",
+        "model = \"opus\"\nmax_rounds = 3\neffort = \"low\"\n\n[prices.\"claude-opus-5-5\"]\ninput = 5\n",
         0o600,
     );
     let shown = program(home.path())
@@ -225,6 +225,8 @@ fn every_layer_is_shown_with_its_source() {
         "effort = \"high\"  # environment",
         "allow = []  # default",
         "# lab_upstream is not set (TURNPASS_LAB_UPSTREAM)",
+        "[prices.\"claude-opus-5-5\"]",
+        "input = 5.0",
     ] {
         assert!(
             shown.out.lines().any(|each| each == line),

@@ -38,6 +38,11 @@ pub(crate) fn run(args: Args) -> Result<Exit, Fault> {
                 text.push_str(&line);
                 text.push('\n');
             }
+            // Tables come last: a key behind one would belong to it.
+            text.push_str(&match settings.prices.is_empty() {
+                true => "# prices is not set\n".to_owned(),
+                false => settings.prices.shown(),
+            });
             super::print(&text)
         }
     }

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use serde_json::{Value, json};
 use turnpass::Error;
 use turnpass::limits::Policy;
@@ -15,11 +17,14 @@ use turnpass::limits::state_file::StateFile;
 use turnpass::limits::verdict::Doubt;
 use turnpass::limits::windows::{Credits, UsedWindow};
 
+use self::recorded::Recorded;
 use super::models::grouped;
-use crate::context::{self, Context, state_dir};
+use crate::context::{self, Context, records_folder, state_dir};
 use crate::exit::{Exit, Fault};
 use crate::settings::Values;
 use crate::terminal::{Style, visible};
+
+mod recorded;
 
 /// Characters of a bar.
 const BAR: usize = 30;
@@ -50,7 +55,13 @@ pub(crate) async fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
     let style = context.output_style();
     let shown = async {
         loop {
-            let page = Page::of(&latest, state.as_deref()).await?;
+            let mut page = Page::of(&latest, state.as_deref()).await?;
+            page.recorded = Recorded::read(
+                records_folder().ok().as_deref(),
+                settings.lab_upstream.is_some(),
+                &settings.prices,
+                Timestamp::now(),
+            );
             let text = match args.json {
                 true => format!("{}\n", page.object()),
                 false => page.text(style),
@@ -79,6 +90,7 @@ struct Page {
     dated: Dated,
     now: Moment,
     ledger: Ledger,
+    recorded: Recorded,
 }
 
 impl Page {
@@ -91,6 +103,7 @@ impl Page {
             dated,
             now: Moment::now(),
             ledger: ledger.unwrap_or_default(),
+            recorded: Recorded::default(),
         })
     }
 
@@ -140,6 +153,7 @@ impl Page {
                 ),
             ));
         }
+        text.push_str(&self.recorded.text(&TimeZone::system()));
         let age = self.now.unix_s - self.dated.at;
         text.push_str(&style.dim(&line("asked", &format!("{} ago, at no cost", span(age)))));
         text
@@ -157,6 +171,7 @@ impl Page {
             "gate": {"require_off": gate(Policy::RequireOff), "warn": gate(Policy::Warn)},
             "today": self.ledger.today(&self.now),
             "sessions": self.ledger.sessions().iter().take(SESSIONS).collect::<Vec<_>>(),
+            "recorded": self.recorded.object(),
             "asked_at": self.dated.at,
         })
     }
@@ -237,6 +252,7 @@ mod tests {
                 day_ends: None,
             },
             ledger: Ledger::default(),
+            recorded: Recorded::default(),
         }
     }
 
