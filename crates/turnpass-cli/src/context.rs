@@ -67,6 +67,10 @@ pub(crate) fn build_provider(settings: &Settings) -> Result<Provider, Error> {
         return Err(Error::new(ErrorCode::TransportUnavailable, what).with_remedy(next));
     }
     let provider = Provider::new(RelayTransport::new(relay_options(settings))?);
+    // A laboratory run leaves the person's home alone, unless they named a folder for what is kept.
+    if settings.lab_upstream.is_some() && environment(STATE_VARIABLE).is_none() {
+        return Ok(provider);
+    }
     Ok(match records() {
         Ok(sink) => provider.with_records(sink),
         Err(fault) => {

@@ -611,13 +611,19 @@ fn the_gate_is_off_in_the_laboratory_unless_it_is_asked_for() {
 #[test]
 fn usage_shows_the_tokens_of_the_last_sessions_and_an_estimate_at_the_persons_prices_only() {
     let lab = Lab::new();
-    assert_eq!(lab.run(&["[[say hello]]"]).code, Some(0));
-    assert_eq!(lab.run(&["[[say hello again]]"]).code, Some(0));
+    // A laboratory run is recorded only where a folder for it is named.
+    let state = lab.path("state");
+    for prompt in ["[[say hello]]", "[[say hello again]]"] {
+        let mut command = lab.command(&["run", prompt]);
+        let ended = Ended::from(command.env("TURNPASS_STATE", &state).output().unwrap());
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+    }
     let usage = |arguments: &[&str], prices: &str| {
         let file = lab.path("prices.toml");
         std::fs::write(&file, prices).unwrap();
         let mut command = lab.command(&["usage"]);
         command.args(arguments).env("TURNPASS_CONFIG", &file);
+        command.env("TURNPASS_STATE", &state);
         let ended = Ended::from(command.output().unwrap());
         assert_eq!(ended.code, Some(0), "{}", ended.err);
         ended
