@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_core::Stream;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::error::{Error, ErrorCode, Result};
@@ -165,6 +165,8 @@ impl fmt::Debug for Provider {
 #[derive(Debug)]
 pub struct Generation {
     events: mpsc::Receiver<Result<Event>>,
+    /// The terminal item; it has a place of its own, so that its transport never waits for a host that does not read.
+    last: oneshot::Receiver<Result<Event>>,
     ended: bool,
     watch: Option<Watch>,
     _cancel: Option<DropGuard>,
@@ -176,6 +178,7 @@ pub struct Generation {
 #[derive(Debug)]
 pub struct EventSender {
     events: Option<mpsc::Sender<Result<Event>>>,
+    last: Option<oneshot::Sender<Result<Event>>>,
     cancelled: CancellationToken,
 }
 
@@ -183,15 +186,18 @@ impl Generation {
     /// A connected pair. The token of the sender is cancelled when the generation is dropped.
     pub fn channel() -> (EventSender, Self) {
         let (sender, events) = mpsc::channel(EVENT_CHANNEL);
+        let (end, last) = oneshot::channel();
         let cancelled = CancellationToken::new();
         let guard = cancelled.clone().drop_guard();
         (
             EventSender {
                 events: Some(sender),
+                last: Some(end),
                 cancelled,
             },
             Self {
                 events,
+                last,
                 ended: false,
                 watch: None,
                 _cancel: Some(guard),
@@ -201,15 +207,11 @@ impl Generation {
 
     /// A generation that failed before it began.
     pub fn failed(error: Error) -> Self {
-        let (sender, events) = mpsc::channel(1);
-        // A fresh channel of one place takes one item, so this cannot fail.
-        let _ = sender.try_send(Err(error));
-        Self {
-            events,
-            ended: false,
-            watch: None,
-            _cancel: None,
-        }
+        let (mut sender, mut generation) = Self::channel();
+        // The receiver is at hand, so it is told.
+        let _ = sender.end(Err(error));
+        generation._cancel = None;
+        generation
     }
 
     /// The next event; `None` after the terminal one.
@@ -223,10 +225,12 @@ impl Generation {
 
     fn admit(&mut self, item: Option<Result<Event>>) -> Option<Result<Event>> {
         let item = item.unwrap_or_else(|| {
-            Err(Error::new(
-                ErrorCode::Internal,
-                "a transport dropped a generation without ending it",
-            ))
+            self.last.try_recv().unwrap_or_else(|_| {
+                Err(Error::new(
+                    ErrorCode::Internal,
+                    "a transport dropped a generation without ending it",
+                ))
+            })
         });
         self.ended = matches!(item, Err(_) | Ok(Event::Done(_)));
         if let Some(watch) = &mut self.watch {
@@ -263,21 +267,19 @@ pub enum TrySend {
 }
 
 impl EventSender {
-    /// Gives one event to the host; waits while [`EVENT_CHANNEL`] events are unread.
+    /// Gives one event to the host; waits while [`EVENT_CHANNEL`] events are unread. [`Event::Done`] never waits.
     ///
     /// # Errors
     ///
     /// [`Cancelled`] when the host dropped the generation or it has already ended.
     pub async fn send(&mut self, event: Event) -> Result<(), Cancelled> {
-        let last = matches!(event, Event::Done(_));
-        let sent = match &self.events {
+        if matches!(event, Event::Done(_)) {
+            return self.end(Ok(event));
+        }
+        match &self.events {
             Some(events) => events.send(Ok(event)).await.map_err(|_| Cancelled),
             None => Err(Cancelled),
-        };
-        if last {
-            self.events = None;
         }
-        sent
     }
 
     /// Gives one event to the host if there is room for it now.
@@ -286,15 +288,12 @@ impl EventSender {
     ///
     /// [`TrySend`]; the event comes back when there is no room.
     pub fn try_send(&mut self, event: Event) -> Result<(), TrySend> {
-        let last = matches!(event, Event::Done(_));
+        if matches!(event, Event::Done(_)) {
+            return self.end(Ok(event)).map_err(|_| TrySend::Cancelled);
+        }
         let events = self.events.as_ref().ok_or(TrySend::Cancelled)?;
         match events.try_send(Ok(event)) {
-            Ok(()) => {
-                if last {
-                    self.events = None;
-                }
-                Ok(())
-            }
+            Ok(()) => Ok(()),
             Err(mpsc::error::TrySendError::Full(Ok(event))) => Err(TrySend::Full(Box::new(event))),
             Err(_) => Err(TrySend::Cancelled),
         }
@@ -319,12 +318,20 @@ impl EventSender {
         Some(Notifier { events })
     }
 
-    /// Ends the generation with an error.
+    /// Ends the generation with an error. Never waits for the host: it reads the error after what it has not read yet.
     pub async fn fail(&mut self, error: Error) {
-        if let Some(events) = self.events.take() {
-            // A host that is gone needs no error.
-            let _ = events.send(Err(error)).await;
-        }
+        // A host that is gone needs no error.
+        let _ = self.end(Err(error));
+    }
+
+    /// The terminal item stands beside the channel, and is read when that has ended.
+    fn end(&mut self, item: Result<Event>) -> Result<(), Cancelled> {
+        let told = match self.last.take() {
+            Some(last) => last.send(item).map_err(|_| Cancelled),
+            None => Err(Cancelled),
+        };
+        self.events = None;
+        told
     }
 
     /// Cancelled when the host drops the generation.
@@ -393,6 +400,28 @@ mod tests {
         drop(generation);
         sender.ready().await;
         assert_eq!(sender.try_send(text()), Err(TrySend::Cancelled));
+    }
+
+    #[tokio::test]
+    async fn an_end_waits_for_no_host_and_comes_after_what_is_unread() {
+        let text = || Event::Text { text: "a".into() };
+        for fails in [false, true] {
+            let (mut sender, mut generation) = Generation::channel();
+            for _ in 0..EVENT_CHANNEL {
+                sender.try_send(text()).unwrap();
+            }
+            match fails {
+                true => sender.fail(Error::new(ErrorCode::Closed, "")).await,
+                false => sender.send(done()).await.unwrap(),
+            }
+            assert_eq!(sender.send(text()).await, Err(Cancelled));
+            for _ in 0..EVENT_CHANNEL {
+                assert_eq!(generation.next().await.unwrap().unwrap(), text());
+            }
+            let last = generation.next().await.unwrap();
+            assert_eq!(last.is_err(), fails);
+            assert!(generation.next().await.is_none());
+        }
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@ mod bad_input;
 mod environment;
 mod extra_requests;
 mod framing;
+mod kept;
 mod life;
 mod sign_in;
 #[path = "../stage/mod.rs"]

@@ -59,11 +59,13 @@ pub enum Check {
     UniqueTools,
     /// A `tool_reference` names an offered tool.
     References,
+    /// Edits of earlier thinking are asked for only where thinking is on.
+    ThinkingEdits,
 }
 
 impl Check {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Shape,
         Self::Size,
         Self::MaxTokens,
@@ -84,6 +86,7 @@ impl Check {
         Self::Schemas,
         Self::UniqueTools,
         Self::References,
+        Self::ThinkingEdits,
     ];
 }
 
@@ -213,6 +216,7 @@ pub(crate) fn check(
     contents(request, messages, signer, &mut found);
     pairs(messages, &mut found);
     marks(request, messages, &mut found);
+    thinking_edits(request, &mut found);
     found.violations
 }
 
@@ -229,6 +233,22 @@ impl Found<'_> {
                 place: place.into(),
                 problem: problem.into(),
             });
+        }
+    }
+}
+
+fn thinking_edits(request: &Value, found: &mut Found<'_>) {
+    if matches!(
+        request["thinking"]["type"].as_str(),
+        Some("enabled" | "adaptive")
+    ) {
+        return;
+    }
+    for (index, edit) in list(&request["context_management"], "edits") {
+        let kind = edit["type"].as_str().unwrap_or_default();
+        if kind.starts_with("clear_thinking") {
+            let place = format!("context_management.edits.{index}");
+            found.add(Check::ThinkingEdits, place, "needs thinking to be on");
         }
     }
 }

@@ -489,3 +489,18 @@ async fn record_only_serves_what_it_finds_fault_with() {
         .collect();
     assert_eq!(fired, [Check::FirstIsUser, Check::LastIsNotAssistant]);
 }
+
+#[tokio::test]
+async fn edits_of_thinking_need_thinking() {
+    let mut off = request(json!([user(json!("x"))]));
+    off["context_management"] =
+        json!({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]});
+    off["thinking"] = json!({"type": "disabled"});
+    let place = "context_management.edits.0";
+    breaks(vec![(off.clone(), Check::ThinkingEdits, place)]).await;
+    off["context_management"] = json!({"edits": []});
+    assert_eq!(refusal(&start(), &off).await, "");
+    off["context_management"] = json!({"edits": [{"type": "clear_thinking_20251015"}]});
+    off["thinking"] = json!({"type": "adaptive"});
+    assert_eq!(refusal(&start(), &off).await, "");
+}

@@ -10,7 +10,7 @@ use std::path::Path;
 use crate::error::{Error, ErrorCode, Result};
 
 /// Variables of ours at one moment; the pure functions work on it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Snapshot(BTreeMap<OsString, OsString>);
 
 impl Snapshot {
@@ -44,6 +44,13 @@ impl<N: Into<OsString>, V: Into<OsString>> FromIterator<(N, V)> for Snapshot {
                 .map(|(name, value)| (name.into(), value.into()))
                 .collect(),
         )
+    }
+}
+
+impl std::fmt::Debug for Snapshot {
+    /// Names only: among the values are keys and tokens.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) fn failed_answer(status: StatusCode, headers: &HeaderMap, body: &[u8]
     let reset = limits
         .as_ref()
         .and_then(|limits| limits.reset_epoch_s)
-        .map(unix)
+        .and_then(unix)
         .or_else(|| retry_after(headers));
     match reset {
         Some(at) => error.with_status(status.as_u16()).with_reset(at),
@@ -131,8 +131,9 @@ fn is_usage_limit(said: &str, limits: Option<&UnifiedHeaders>) -> bool {
     }
 }
 
-fn unix(seconds: u64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+/// `None` for a moment that no clock here can show.
+fn unix(seconds: u64) -> Option<SystemTime> {
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
 }
 
 fn retry_after(headers: &HeaderMap) -> Option<SystemTime> {
@@ -166,6 +167,20 @@ mod tests {
             &map,
             body.to_string().as_bytes(),
         )
+    }
+
+    #[test]
+    fn a_reset_beyond_all_time_is_no_reset() {
+        let headers = [
+            ("anthropic-ratelimit-unified-status", "rejected"),
+            ("anthropic-ratelimit-unified-reset", "18446744073709551615"),
+            ("retry-after", "18446744073709551615"),
+        ];
+        let error = answer(429, "rate_limit_error", "", &headers);
+        assert_eq!(
+            (error.code(), error.resets_at()),
+            (ErrorCode::UsageLimit, None)
+        );
     }
 
     #[test]

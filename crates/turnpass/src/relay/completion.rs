@@ -59,6 +59,8 @@ pub(crate) enum Answer {
 pub(crate) struct Evidence {
     pub(crate) mode: ProcessMode,
     pub(crate) answer: Answer,
+    /// The CLI's request came and went on its way.
+    pub(crate) asked: bool,
     /// The CLI printed a block of the answer.
     pub(crate) assistant: bool,
     /// The CLI saw the end of the message.
@@ -90,6 +92,7 @@ impl Evidence {
         Self {
             mode,
             answer: Answer::Open,
+            asked: false,
             assistant: false,
             message_stop: false,
             result: None,
@@ -134,6 +137,10 @@ impl Evidence {
                 ErrorCode::ProcessExit,
                 "the CLI broke its turn off",
             )),
+            // A CLI that thinks that it is done asks nothing more.
+            (Some(Verdict::Completed), ProcessMode::Warm) if !self.asked => {
+                Decision::Fail(contradiction("it ended its turn without a request"))
+            }
             _ => Decision::Wait,
         }
     }
@@ -412,6 +419,9 @@ mod tests {
         let mut warm = Evidence::new(ProcessMode::Warm);
         assert!(waits(&warm));
         warm.result = Some(Verdict::Completed);
+        let no_request = Some(ErrorCode::ProtocolResult);
+        assert_eq!(code(&warm), no_request, "nothing was asked in this turn");
+        warm.asked = true;
         assert!(
             waits(&warm),
             "the synthetic answer is over long before the real one"

@@ -32,6 +32,7 @@ use crate::process::Exit;
 use crate::provider::{EventSender, TrySend};
 use crate::request::Limits;
 use crate::turn::{Finished, Turn};
+use crate::wire::stream_json::Verdict;
 
 /// Longest wait for the answer to a control request (SPEC 3).
 pub(crate) const CONTROL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
@@ -101,6 +102,8 @@ pub(crate) struct Exchange<'a> {
     whole: Option<Instant>,
     /// The host has not read what it could have.
     host_is_slow: bool,
+    /// The process has shown that it cannot be trusted with another generation.
+    unfit: bool,
 }
 
 impl<'a> Exchange<'a> {
@@ -135,6 +138,7 @@ impl<'a> Exchange<'a> {
             progress: None,
             whole: None,
             host_is_slow: false,
+            unfit: false,
             seat,
             service,
             prepared,
@@ -158,11 +162,9 @@ impl<'a> Exchange<'a> {
             body: self.body.take(),
             sent: self.upstream_requests > 0,
             native_is_over: self.evidence.native_is_over(),
-            native_is_good: matches!(
-                self.evidence.result,
-                Some(crate::wire::stream_json::Verdict::Completed)
-            ),
+            native_is_good: matches!(self.evidence.result, Some(Verdict::Completed)),
             isolated: self.seat.isolated,
+            unfit: self.unfit,
         };
         (ended, remains)
     }
@@ -330,8 +332,13 @@ impl<'a> Exchange<'a> {
                 self.queue
                     .push_back(Event::Notice(Notice::Retry { status, reason }));
             }
-            Some(Native::Result(verdict)) => self.evidence.result = Some(verdict),
+            Some(Native::Result(verdict)) => {
+                // It ends a turn whose request has not come: another turn than this one (bug 76).
+                self.unfit |= self.upstream_requests == 0 && verdict == Verdict::Completed;
+                self.evidence.result = Some(verdict);
+            }
             Some(Native::Control { refused: true, .. }) => {
+                self.unfit = true;
                 let what = "the CLI refused to take over a setting of the request";
                 return Err(Error::new(ErrorCode::VersionIncompatible, what));
             }
@@ -341,13 +348,17 @@ impl<'a> Exchange<'a> {
             Some(ask @ (Native::Mcp { .. } | Native::Unsupported { .. })) => {
                 self.seat.asked.answer(&ask)?;
             }
-            Some(Native::Broken(error)) => return Err(error),
+            Some(Native::Broken(error)) => {
+                self.unfit = true;
+                return Err(error);
+            }
             Some(Native::End) | None => self.evidence.output_ended = true,
         }
         Ok(None)
     }
 
     fn judged(&mut self, verdict: InitVerdict) -> Result<Option<Vec<String>>> {
+        self.unfit |= !matches!(verdict, InitVerdict::Isolated);
         match verdict {
             InitVerdict::Refused(error) => return Err(error),
             InitVerdict::BuiltinPlugins(plugins) if self.upstream_requests == 0 => {
@@ -397,6 +408,7 @@ impl<'a> Exchange<'a> {
         }
         self.first_body = Some(admitted.body.clone());
         self.upstream_requests += 1;
+        self.evidence.asked = true;
         let (upstream, path, headers) = (
             self.service.upstream.clone(),
             admitted.path.clone(),

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::request::{Effort, Sampling, ThinkingDisplay, ToolChoice};
 
 /// What can be changed on a live process.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Fit {
     /// As the host wrote it.
     pub(crate) model: String,
@@ -21,6 +21,18 @@ pub(crate) struct Fit {
     pub(crate) system: String,
     /// The JSON text of the CLI's extra-body setting.
     pub(crate) extra: String,
+}
+
+impl std::fmt::Debug for Fit {
+    /// Without the prompt and the tools: what passes through a relay is in no log.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fit")
+            .field("model", &self.model)
+            .field("effort", &self.effort)
+            .field("system_bytes", &self.system.len())
+            .field("extra_bytes", &self.extra.len())
+            .finish()
+    }
 }
 
 /// What cannot be changed on a live process: one that differs here does not fit.
@@ -134,6 +146,12 @@ pub(crate) fn extra_body(
     set(
         "thinking",
         (effort == Some(Effort::None)).then(|| json!({"type": "disabled"})),
+    );
+    // The CLI thinks that it thinks, and asks for its edits of earlier thinking. The service answers 400 to that when
+    // thinking is off ("clear_thinking_20251015 strategy requires thinking to be enabled or adaptive").
+    set(
+        "context_management",
+        (effort == Some(Effort::None)).then(|| json!({"edits": []})),
     );
     if let Some(schema) = &sampling.output_schema {
         let mut config = Map::new();
@@ -384,7 +402,7 @@ mod tests {
         let off = extra_body(&Sampling::default(), Some(Effort::None), str::to_owned);
         assert_eq!(
             Value::Object(off),
-            json!({"thinking": {"type": "disabled"}})
+            json!({"thinking": {"type": "disabled"}, "context_management": {"edits": []}})
         );
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use serde_json::value::{RawValue, to_raw_value};
 use tokio::io::AsyncReadExt;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -16,6 +16,7 @@ use super::fit::{Fit, Key, Refit};
 use super::isolation::{Expected, InitVerdict};
 use super::lane::{Arrival, Lane};
 use super::native::{self, Native, NativeReader};
+use super::stable::Place;
 use crate::cli::launch::{MCP_SERVER, PLACEHOLDER, refused_option};
 use crate::cli::private_dir::PrivateDir;
 use crate::cli::starts::Turn;
@@ -191,7 +192,7 @@ pub(crate) struct Kept {
     generations: u32,
     server: Option<Server>,
     next_id: u64,
-    place: OwnedSemaphorePermit,
+    place: Place,
 }
 
 impl Kept {
@@ -200,7 +201,7 @@ impl Kept {
         running: Running,
         key: Key,
         catalogue: Option<&Catalogue>,
-        place: OwnedSemaphorePermit,
+        place: Place,
     ) -> Self {
         Self {
             running,
@@ -350,7 +351,8 @@ impl Kept {
                         Some(Native::Result(verdict)) => return verdict == Verdict::Completed,
                         Some(Native::Broken(_) | Native::End) | None => return false,
                         Some(Native::Init(InitVerdict::Isolated)) => self.isolated = true,
-                        Some(Native::Init(_)) => return false,
+                        // A setting that was refused is not what the process is thought to be set to.
+                        Some(Native::Init(_) | Native::Control { refused: true }) => return false,
                         Some(_) => {}
                     },
                 }
@@ -362,7 +364,7 @@ impl Kept {
     }
 
     /// The process alone, and its place in the memory budget.
-    pub(crate) fn into_parts(self) -> (Running, OwnedSemaphorePermit) {
+    pub(crate) fn into_parts(self) -> (Running, Place) {
         (self.running, self.place)
     }
 

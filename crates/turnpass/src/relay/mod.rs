@@ -370,7 +370,7 @@ impl Inner {
     /// Puts a process back after its CLI has ended the turn, or ends it. The host does not wait for that.
     fn settle(&self, mut kept: Kept, mut remains: Remains, need: &Need, may_be_kept: bool) {
         let (stable, session) = (Arc::clone(&self.stable), need.session.clone());
-        if !may_be_kept {
+        if !may_be_kept || remains.unfit {
             return self.stable.end(kept);
         }
         self.stable.spawn(remains.linger());
@@ -440,7 +440,9 @@ impl Inner {
                 Ended::Failed(error) => {
                     remains.hang_up();
                     let error = running.cause(error).await;
-                    running.end(EndPolicy::KILL).await?;
+                    // What went wrong first is what the host has to hear, above all whether output was seen; a process
+                    // that cannot be ended is reported by its owner.
+                    let _ = running.end(EndPolicy::KILL).await;
                     return Err(error);
                 }
                 Ended::Cancelled => {

@@ -20,8 +20,10 @@ use crate::turn::ToolNames;
 use crate::wire::splice::{CacheTtl, NativeBody, SpliceError};
 use crate::wire::text::Text;
 
-/// The CLI's system prompt is marked twice; the service takes four marks in all.
+/// The CLI's system prompt is marked twice (2.1.294 to 2.1.332), which leaves two.
 const MARKS: usize = 2;
+/// Marks that the service takes in all (API documentation).
+const ALL_MARKS: usize = 4;
 
 /// Where the host's tools travel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -34,6 +36,9 @@ pub enum ToolCarrier {
     /// sent once), by stdio in a process per request.
     Mcp,
 }
+
+/// The longest deadline: as good as none, and far from where adding it to a clock overflows.
+const DEADLINE_LIMIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Why a request of the CLI is not sent.
 #[derive(Debug)]
@@ -83,7 +88,7 @@ impl Prepared {
         let published = |host: &str| names::published(host).unwrap_or_else(|_| host.to_owned());
         let fields = fit::extra_body(&request.sampling, request.effort, published);
         let extra = fit::extra_body_text(tools, &fields);
-        let (encoded, changes) = encoded(&request.messages, Ttl::OneHour)?;
+        let (encoded, changes) = encoded(&request.messages, Ttl::OneHour, MARKS)?;
         let tools_bytes = catalogue.request_json().get().len();
         let tokens = models::estimate_tokens(&request.system, tools_bytes, &request.messages);
         models::check_context(&request.model, tokens)?;
@@ -96,7 +101,11 @@ impl Prepared {
                 extra,
             },
             effort: request.effort,
-            limits: request.limits,
+            limits: Limits {
+                start: request.limits.start.min(DEADLINE_LIMIT),
+                idle: request.limits.idle.min(DEADLINE_LIMIT),
+                total: request.limits.total.min(DEADLINE_LIMIT),
+            },
             catalogue,
             carrier,
             changes,
@@ -116,17 +125,18 @@ impl Prepared {
     pub(crate) fn restore(&self, native: &Bytes) -> Result<Bytes, Misfit> {
         let body = NativeBody::read(native).map_err(misfit)?;
         let inspection = body.inspect();
+        let room = ALL_MARKS.saturating_sub(inspection.marks.len()).min(MARKS);
         let spliced = match inspection.ttl() {
-            Some(CacheTtl::OneHour) => body.splice(&self.encoded, PLACEHOLDER),
+            Some(CacheTtl::OneHour) if room == MARKS => body.splice(&self.encoded, PLACEHOLDER),
             other => {
-                // The CLI went over to another lifetime (or none): a mark of an hour may not stand behind one of five
-                // minutes, so ours follow it.
-                let ttl = if other.is_some() {
-                    Ttl::FiveMinutes
-                } else {
-                    Ttl::None
+                // The CLI went over to another lifetime (or none), or marks more than it did: a mark of an hour may not
+                // stand behind one of five minutes, and a fifth is refused, so ours follow it.
+                let ttl = match other {
+                    Some(CacheTtl::OneHour) => Ttl::OneHour,
+                    Some(_) => Ttl::FiveMinutes,
+                    None => Ttl::None,
                 };
-                let (again, _) = encoded(&self.messages, ttl).map_err(Misfit::Refused)?;
+                let (again, _) = encoded(&self.messages, ttl, room).map_err(Misfit::Refused)?;
                 body.splice(&again, PLACEHOLDER)
             }
         };
@@ -186,9 +196,9 @@ fn misfit(error: SpliceError) -> Misfit {
     }
 }
 
-fn encoded(messages: &[Message], ttl: Ttl) -> Result<(Box<RawValue>, Vec<String>)> {
+fn encoded(messages: &[Message], ttl: Ttl, most: usize) -> Result<(Box<RawValue>, Vec<String>)> {
     let normalised = normalise(messages, &NormaliseOptions::default())?;
-    let encoded = encode(&normalised, Marks { ttl, most: MARKS })?;
+    let encoded = encode(&normalised, Marks { ttl, most })?;
     let text = String::from_utf8(encoded.bytes)
         .map_err(|_| Error::new(ErrorCode::Internal, "the encoded messages are not UTF-8"))?;
     let raw = RawValue::from_string(text)
@@ -242,4 +252,40 @@ fn check(request: &Request) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_service_never_gets_a_fifth_mark() {
+        let mut messages = Vec::new();
+        for _ in 0..4 {
+            messages.extend([Message::user("a question"), Message::assistant("an answer")]);
+        }
+        messages.push(Message::user("the last one"));
+        let request = Request::new("sonnet", messages);
+        let prepared = Prepared::new(request, ToolCarrier::ExtraBody).unwrap();
+        for (marks, left) in [(0, 0), (1, 2), (2, 2), (3, 1), (4, 0), (5, 0)] {
+            for ttl in ["1h", "5m"] {
+                let block = json!({"type": "text", "text": "s", "cache_control": {"type": "ephemeral", "ttl": ttl}});
+                let native = json!({
+                    "model": "m", "stream": true, "system": vec![block; marks],
+                    "messages": [{"role": "user", "content": PLACEHOLDER}],
+                });
+                let restored = prepared.restore(&native.to_string().into()).unwrap();
+                let restored: Value = serde_json::from_slice(&restored).unwrap();
+                let text = restored["messages"].to_string();
+                assert_eq!(
+                    text.matches("cache_control").count(),
+                    left,
+                    "{marks} {text}"
+                );
+                assert!(left == 0 || text.contains(&format!(r#""ttl":"{ttl}""#)) || ttl == "5m");
+            }
+        }
+    }
 }

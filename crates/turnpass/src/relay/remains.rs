@@ -20,6 +20,8 @@ pub(crate) struct Remains {
     pub(crate) native_is_good: bool,
     /// The isolation of the process was seen to hold.
     pub(crate) isolated: bool,
+    /// The process has shown that it cannot be trusted with another generation.
+    pub(crate) unfit: bool,
 }
 
 impl Remains {

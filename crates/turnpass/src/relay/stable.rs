@@ -37,12 +37,28 @@ pub(crate) struct Stable {
     launcher: Launcher,
     idle: Mutex<Vec<Kept>>,
     places: Arc<Semaphore>,
-    freed: Notify,
+    /// All who wait look again whenever a process or a place may have become free: one who is woken alone can be dropped,
+    /// or need another process than the one that came, and the rest would sleep on.
+    freed: Arc<Notify>,
     spares: usize,
     /// The keys of spares that are being made.
     coming: Mutex<Vec<Key>>,
     tasks: TaskTracker,
     closing: CancellationToken,
+}
+
+/// A place within the memory budget. However its holder ends, who waits for a place hears of it, and only once it is free.
+#[derive(Debug)]
+pub(crate) struct Place {
+    permit: Option<OwnedSemaphorePermit>,
+    freed: Arc<Notify>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.permit = None;
+        self.freed.notify_waiters();
+    }
 }
 
 /// A spare that is being made; counted until it is there, or will not come.
@@ -95,7 +111,7 @@ impl Stable {
             launcher,
             idle: Mutex::default(),
             places: Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS))),
-            freed: Notify::new(),
+            freed: Arc::new(Notify::new()),
             spares,
             coming: Mutex::default(),
             tasks,
@@ -183,9 +199,17 @@ impl Stable {
         taken
     }
 
+    fn free_place(&self) -> Option<Place> {
+        let permit = Arc::clone(&self.places).try_acquire_owned().ok()?;
+        Some(Place {
+            permit: Some(permit),
+            freed: Arc::clone(&self.freed),
+        })
+    }
+
     /// A place within the budget: a free one, else that of the idle process that waits longest.
-    fn place(&self) -> Option<OwnedSemaphorePermit> {
-        if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
+    fn place(&self) -> Option<Place> {
+        if let Some(place) = self.free_place() {
             return Some(place);
         }
         let oldest = {
@@ -205,7 +229,7 @@ impl Stable {
         Some(place)
     }
 
-    async fn start(&self, need: &Need, place: OwnedSemaphorePermit) -> Result<Kept> {
+    async fn start(&self, need: &Need, place: Place) -> Result<Kept> {
         let shape = Shape::Warm {
             thinking: need.key.thinking,
             in_band: need.in_band.as_ref(),
@@ -241,13 +265,21 @@ impl Stable {
 
     /// Gives a process back after a generation that ended well on its side.
     pub(crate) fn give_back(&self, mut kept: Kept, session: TransportSession) {
-        if self.closing.is_cancelled() || kept.is_spent() {
+        if kept.is_spent() {
             self.end(kept);
             return;
         }
         kept.session = Some(session);
-        self.idle().push(kept);
-        self.freed.notify_one();
+        {
+            let mut idle = self.idle();
+            // Under the lock: a shutdown that has emptied the list would leave this one behind.
+            if !self.closing.is_cancelled() {
+                idle.push(kept);
+                self.freed.notify_waiters();
+                return;
+            }
+        }
+        self.end(kept);
     }
 
     /// Ends a process in the background, within bounds.
@@ -258,7 +290,6 @@ impl Stable {
             let _ = running.end(EndPolicy::CANCEL).await;
             drop(place);
         });
-        self.freed.notify_one();
     }
 
     /// Starts and primes processes ahead of the demand, as far as the budget has free places.
@@ -270,7 +301,7 @@ impl Stable {
         let fitting = fitting + coming.iter().filter(|key| **key == need.key).count();
         drop(coming);
         for _ in fitting..self.spares {
-            let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+            let Some(place) = self.free_place() else {
                 return;
             };
             let (stable, need) = (Arc::clone(self), need.clone());
@@ -291,12 +322,11 @@ impl Stable {
                     Err(_) => tracing::debug!("a spare process did not get ready in time"),
                 }
                 drop(coming);
-                stable.freed.notify_one();
             });
         }
     }
 
-    async fn spare(&self, need: &Need, place: OwnedSemaphorePermit) -> Result<Kept> {
+    async fn spare(&self, need: &Need, place: Place) -> Result<Kept> {
         let mut kept = self.start(need, place).await?;
         for _ in 0..=RELAUNCHES {
             match kept.prime(&need.fit, need.in_band.as_ref()).await? {
