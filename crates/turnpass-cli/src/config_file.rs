@@ -93,7 +93,8 @@ fn next_step(said: &str) -> String {
         .and_then(|rest| rest.split_once('`'));
     match unknown.and_then(|(key, expected)| nearest(key, expected.split('`').skip(1).step_by(2))) {
         Some(key) => format!("Did you mean `{key}`?"),
-        None => "`turnpass config show` lists every key with its value.".to_owned(),
+        None => "`turnpass run --help` and docs/guide/configuration.md say what each key takes."
+            .to_owned(),
     }
 }
 
@@ -154,7 +155,7 @@ mod tests {
             ("\nmodle = \"x\"", "line 2", "Did you mean `model`?"),
             ("max-rounds = 3", "line 1", "Did you mean `max_rounds`?"),
             ("Transport = \"x\"", "line 1", "Did you mean `transport`?"),
-            ("colour = 1", "line 1", "config show"),
+            ("colour = 1", "line 1", "run --help"),
             (
                 "[price.opus]\ninput = 1",
                 "line 1",

@@ -1,6 +1,7 @@
 //! Shows a run: the model's text on standard output and everything else on standard error, or one JSON object a line.
 
 use std::io::{IsTerminal, Write};
+use std::time::{Duration, SystemTime};
 
 use tokio_util::sync::CancellationToken;
 use turnpass::event::Notice;
@@ -221,6 +222,31 @@ fn notice_text(notice: &Notice) -> Option<String> {
     })
 }
 
+/// A span in its two largest units.
+pub(crate) fn span(seconds: i64) -> String {
+    let seconds = Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).as_secs();
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, _) => format!("{minutes} min"),
+        (0, _, _) => format!("{hours} h {minutes} min"),
+        _ => format!("{days} d {hours} h"),
+    }
+}
+
+/// The error, and how long it is until that passes, if this is known.
+pub(crate) fn error_text(error: &turnpass::Error, now: SystemTime) -> String {
+    let left = error
+        .resets_at()
+        .and_then(|at| at.duration_since(now).ok())
+        .and_then(|left| i64::try_from(left.as_secs()).ok());
+    let text = match left {
+        Some(left) => format!("{error} It opens again in {}.", span(left)),
+        None => error.to_string(),
+    };
+    visible(&text)
+}
+
 fn summary(report: &Report) -> String {
     let mut text = format!(
         "[{}] {} generations, {} tool calls",
@@ -312,6 +338,18 @@ mod tests {
         let events = [said("\x1b[31m")];
         assert_eq!(shown(Form::Text, true, &events).0, "␛[31m");
         assert_eq!(shown(Form::Text, false, &events).0, "\x1b[31m");
+    }
+
+    #[test]
+    fn a_limit_says_when_it_opens_again() {
+        let now = SystemTime::now();
+        let error = turnpass::Error::new(turnpass::ErrorCode::UsageLimit, "full");
+        assert!(!error_text(&error, now).contains("opens again in"));
+        let error = error.with_reset(now + Duration::from_secs(7380));
+        let text = error_text(&error, now);
+        assert!(text.ends_with("It opens again in 2 h 3 min."), "{text}");
+        let later = now + Duration::from_secs(8000);
+        assert!(!error_text(&error, later).contains("opens again in"));
     }
 
     #[test]

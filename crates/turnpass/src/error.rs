@@ -52,9 +52,9 @@ macro_rules! codes {
 
 codes! {
     // The installed CLI.
-    ExecutableMissing = "executable_missing", false, [POOL, REPLAY], "No `claude` program was found.", "Install the CLI, or name it with TURNPASS_CLAUDE_PATH.";
+    ExecutableMissing = "executable_missing", false, [POOL, REPLAY], "No `claude` program was found.", "Install Claude Code (`npm install -g @anthropic-ai/claude-code`), or name its program with TURNPASS_CLAUDE_PATH.";
     ExecutableUnusable = "executable_unusable", false, [SPEC], "A `claude` file was found but cannot run (a stub, a wrong format, no permission).", "Reinstall the CLI; `turnpass doctor` shows which file was found and by which rule.";
-    VersionInvalid = "version_invalid", false, [POOL, REPLAY], "`claude --version` printed no version.", "Check that the path points at the CLI; `turnpass doctor` shows what it printed.";
+    VersionInvalid = "version_invalid", false, [POOL, REPLAY], "`claude --version` printed no version.", "Check that the path points at the CLI: run it with `--version` and look at what it prints.";
     VersionTooOld = "version_too_old", false, [POOL], "The CLI is older than 2.1.294.", "Run `claude update`.";
     VersionIncompatible = "version_incompatible", false, [SPEC], "The CLI refused an option or lacks a behaviour that this transport needs.", "Run `turnpass doctor`; use another transport, or another version of the CLI.";
     // Sign-in.
@@ -72,7 +72,7 @@ codes! {
     ToolLimit = "tool_limit", false, [REPLAY], "More tools than a request may carry.", "Offer fewer tools; the message says how many are allowed.";
     ToolCatalogSize = "tool_catalog_size", false, [REPLAY], "The tools' descriptions and schemas are larger than a request may carry.", "Shorten descriptions or schemas; the message says the limit.";
     WorkingDirectory = "working_directory", false, [REPLAY], "The working directory does not exist or cannot be entered.", "Name a directory that exists and that you may read.";
-    HistoryTooLarge = "history_too_large", false, [RELAY], "The conversation is larger than the request that a transport may send.", "Compact the conversation; the message says the size and the limit.";
+    HistoryTooLarge = "history_too_large", false, [RELAY], "The conversation is larger than the request that a transport may send.", "Compact the conversation; where turnpass refused it, the message says the size and the limit.";
     ContextLengthExceeded = "context_length_exceeded", false, [REPLAY, RELAY], "The conversation does not fit the model's context window.", "Compact the conversation and ask again.";
     // Start of a process and its isolation.
     LaunchFailed = "launch_failed", true, [SPEC], "The CLI could not be started.", "The message names the cause of the operating system; `turnpass doctor` tries the same start.";
@@ -104,14 +104,14 @@ codes! {
     IdleTimeout = "idle_timeout", true, [REPLAY, RELAY], "No progress within the idle deadline.", "Try again; raise the idle deadline for long thinking.";
     TotalTimeout = "total_timeout", false, [REPLAY, RELAY], "The generation took longer than its overall deadline.", "Ask for less at once, or raise the deadline.";
     // The service.
-    RateLimit = "rate_limit", true, [REPLAY, RELAY], "The service limits requests for a moment; this is not the plan's usage limit.", "Try again after the time given, else in a minute.";
-    UsageLimit = "usage_limit", false, [POOL, RELAY], "The plan's usage limit is reached.", "Wait until the reset time.";
+    RateLimit = "rate_limit", true, [REPLAY, RELAY], "The service limits requests for a moment; this is not the plan's usage limit.", "Try again after the time given, if there is one, else in a minute.";
+    UsageLimit = "usage_limit", false, [POOL, RELAY], "The plan's usage limit is reached.", "Wait until the limit opens again; `turnpass usage` shows when.";
     Billing = "billing", false, [POOL], "The request would draw on usage credits, or credits are exhausted.", "Look at the usage settings of your account; turnpass never turns credits on.";
     UsageUnconfirmed = "usage_unconfirmed", true, [POOL], "The CLI could not confirm that usage credits are off.", "Try again in a minute; `turnpass usage` shows what the CLI says, and usage_gate = \"warn\" sends all the same.";
-    Budget = "budget", false, [SPEC], "A budget that you set is used up.", "Wait until the time given, or raise the budget; the message names it.";
+    Budget = "budget", false, [SPEC], "A budget that you set is used up.", "Raise the budget that the message names, or wait: a day's ends at midnight, a window's when it starts anew.";
     Overloaded = "overloaded", true, [RELAY], "The service is overloaded.", "Try again in a minute.";
     UpstreamError = "upstream_error", true, [RELAY], "The service failed.", "Try again; the message gives the HTTP status.";
-    UpstreamRejected = "upstream_rejected", false, [RELAY], "The service refused the request as malformed.", "The message gives the service's own words; report it if the request looks right.";
+    UpstreamRejected = "upstream_rejected", false, [RELAY], "The service refused the request as malformed.", "The message gives the status and the kind of error; report it if the request looks right.";
     Forbidden = "forbidden", false, [RELAY], "The service does not allow this account the request.", "Check the plan and organisation of the signed-in account.";
     UpstreamUnreachable = "upstream_unreachable", true, [RELAY], "The service could not be reached.", "Check the network and the proxy settings.";
     // turnpass itself.

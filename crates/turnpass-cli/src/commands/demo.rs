@@ -75,7 +75,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
     if !args.json {
         show.note(LABORATORY);
         if let Some(why) = &stage.passed_over {
-            show.note(why);
+            show.note(&format!(
+                "your own CLI is not used, and for the demo it need not be: {why}"
+            ));
         }
         show.note(&format!(
             "the {} CLI {} plays, over the {} transport ({})\n\n> {TASK}\n",

@@ -98,7 +98,7 @@ async fn upstream(args: UpstreamArgs, context: &Context) -> Result<Exit, Fault> 
     let scenario = scenario.map_err(|error| {
         Fault::usage(
             format!("the scenario cannot be used: {error}"),
-            "`docs/guide/lab.md` says how one is written.",
+            "`docs/lab/upstream.md` says how one is written.",
         )
     })?;
     let upstream = Upstream::start(Options {

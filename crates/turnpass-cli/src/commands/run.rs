@@ -2,14 +2,15 @@
 
 use std::io::Read;
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use turnpass::Provider;
-use turnpass_agent::{Agent, Approvals, Directory, tools};
+use turnpass_agent::{Agent, Approvals, Directory, Outcome, tools};
 
 use crate::context::{self, Context};
 use crate::exit::{Exit, Fault, exit_of_outcome};
 use crate::settings::{Settings, ToolWord, Values};
-use crate::show::{Form, LABORATORY, Show};
+use crate::show::{Form, LABORATORY, Show, error_text};
 use crate::terminal::AskOnTerminal;
 
 /// Largest prompt from standard input, in bytes: what a request of the relay may hold.
@@ -68,12 +69,31 @@ async fn work(
     let report = agent
         .run(prompt, context.cancel(), |event| show.event(&event))
         .await;
-    if let turnpass_agent::Outcome::Failed { error } = &report.outcome {
-        show.note(&crate::terminal::visible(&error.to_string()));
+    if let Outcome::Failed { error } = &report.outcome {
+        show.note(&error_text(error, SystemTime::now()));
+    }
+    if let Some(next) = unfinished(&report.outcome) {
+        show.note(next);
     }
     match show.is_broken() {
         true => Exit::Failed,
         false => exit_of_outcome(&report.outcome),
+    }
+}
+
+/// What to do about a run that ended before its task did.
+fn unfinished(outcome: &Outcome) -> Option<&'static str> {
+    match outcome {
+        Outcome::RoundLimit { .. } => Some(
+            "The limit of rounds is reached and the task may be unfinished. `--max-rounds` allows more.",
+        ),
+        Outcome::MaxTokens => {
+            Some("The answer reached the limit of output tokens and is cut. Ask for less at once.")
+        }
+        Outcome::Refused { .. } => {
+            Some("The service refused to answer. Say it otherwise, or use another model.")
+        }
+        _ => None,
     }
 }
 

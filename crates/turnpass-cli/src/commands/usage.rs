@@ -1,7 +1,6 @@
 //! `turnpass usage`: how much of the plan is used, whether credits are on, and what the gate would say.
 
 use std::path::Path;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -22,6 +21,7 @@ use super::models::grouped;
 use crate::context::{self, Context, records_folder, state_dir};
 use crate::exit::{Exit, Fault};
 use crate::settings::Values;
+use crate::show::span;
 use crate::terminal::{Style, visible};
 
 mod recorded;
@@ -217,18 +217,6 @@ fn bar(window: &UsedWindow, now: i64, style: Style) -> String {
         None => String::new(),
     };
     format!("{bar} {:>3.0} %{resets}", window.used_percent)
-}
-
-/// A span in its two largest units.
-fn span(seconds: i64) -> String {
-    let seconds = Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).as_secs();
-    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
-    match (days, hours, minutes) {
-        (0, 0, 0) => format!("{seconds} s"),
-        (0, 0, _) => format!("{minutes} min"),
-        (0, _, _) => format!("{hours} h {minutes} min"),
-        _ => format!("{days} d {hours} h"),
-    }
 }
 
 #[cfg(test)]

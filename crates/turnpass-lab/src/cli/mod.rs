@@ -89,6 +89,9 @@ pub fn intercept() -> Option<ExitCode> {
         complain("scripted cli: usage: PROGRAM lab cli SCRIPT [ARG...]");
         return Some(ExitCode::from(EXIT_BAD_SCRIPT));
     };
+    if script == "--help" || script == "-h" {
+        return None; // Asked of the program: the scripted CLI's own stands after SCRIPT.
+    }
     let rest: Vec<OsString> = args.collect();
     Some(main(Path::new(&script), &rest))
 }
