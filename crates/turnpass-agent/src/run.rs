@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio_util::sync::CancellationToken;
 use turnpass::conversation::{ToolCall, ToolUseId};
-use turnpass::event::{Done, Rejection, StateOrder, StopReason};
+use turnpass::event::{Done, Notice, Rejection, StateOrder, StopReason};
 use turnpass::{Error, Event};
 
 use crate::agent::Agent;
@@ -175,7 +175,11 @@ impl<'a> Run<'a> {
                 partial.rejected.clear();
                 AgentEvent::Retracted { reason }
             }
-            Event::Notice(notice) => AgentEvent::Notice(notice),
+            Event::Notice(notice) => {
+                // Also of a generation that does not end well.
+                self.report.laboratory |= notice == Notice::Laboratory;
+                AgentEvent::Notice(notice)
+            }
             Event::ToolCall(call) => {
                 partial.released.insert(call.id);
                 return;

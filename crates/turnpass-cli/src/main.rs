@@ -50,6 +50,10 @@ fn start(command: Command) -> Result<ExitCode, Fault> {
     Ok(exit.into())
 }
 
+/// How long the program waits at its end for what is still under way: a killed process is reaped within some ten
+/// milliseconds.
+const END_LIMIT: std::time::Duration = std::time::Duration::from_millis(500);
+
 /// Runs a command that waits for more than one thing at a time.
 fn in_runtime(command: Command) -> Result<Exit, Fault> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -57,7 +61,8 @@ fn in_runtime(command: Command) -> Result<Exit, Fault> {
         .build()
         .map_err(|error| Fault::system(format!("no runtime: {error}"), "Try again."))?;
     let exit = runtime.block_on(async { commands::run(command, &Context::new()?).await });
-    // A thread that waits for a line of the terminal cannot be interrupted and must not hold the end.
-    runtime.shutdown_background();
+    // Tasks that end processes and remove their files get a moment; a thread that waits for a line of the terminal cannot
+    // be interrupted and must not hold the end for longer.
+    runtime.shutdown_timeout(END_LIMIT);
     exit
 }

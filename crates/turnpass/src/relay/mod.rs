@@ -117,6 +117,11 @@ impl RelayTransport {
                 let what = "a laboratory home goes with a laboratory upstream";
                 return Err(Error::new(ErrorCode::RequestInvalid, what));
             }
+            if !home.is_dir() {
+                // The CLI would make it, and then say that it is signed out.
+                let what = format!("the laboratory home {} is no directory", home.display());
+                return Err(Error::new(ErrorCode::WorkingDirectory, what));
+            }
             snapshot.set("HOME", home);
             snapshot.remove("CLAUDE_CONFIG_DIR");
         }

@@ -61,3 +61,23 @@ impl Default for RelayOptions {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::RelayTransport;
+    use super::*;
+    use crate::error::ErrorCode;
+
+    #[tokio::test]
+    async fn a_laboratory_home_that_is_not_there_is_refused_and_not_made() {
+        let home = std::env::temp_dir().join("turnpass-no-such-home");
+        let options = RelayOptions {
+            lab_upstream: Some(LoopbackUrl::parse("http://127.0.0.1:9").unwrap()),
+            lab_home: Some(home.clone()),
+            ..RelayOptions::default()
+        };
+        let error = RelayTransport::new(options).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::WorkingDirectory);
+        assert!(!home.exists());
+    }
+}
