@@ -79,7 +79,7 @@ pub(crate) const PURE: &[&str] = &[
     "crates/turnpass/src/relay/admission.rs",
     "crates/turnpass/src/relay/fit.rs",
     "crates/turnpass/src/relay/completion.rs",
-    "crates/turnpass/src/relay/isolation.rs",
+    "crates/turnpass/src/cli/isolation.rs",
     "crates/turnpass/src/relay/native.rs",
     "crates/turnpass/src/relay/reading.rs",
     "crates/turnpass/src/relay/classify.rs",

@@ -10,6 +10,7 @@
 //! | [`inquiry`] | a process that is started to be asked, without a generation |
 //! | [`environment`] | what a child may inherit and what is set for it; the only reader of our own environment |
 //! | [`settings`] | the settings file that isolates a child from the person's own configuration |
+//! | `isolation` | whether it loaded what it was told to load and nothing else |
 //! | [`launch`] | argv, environment and files of each kind of process, as data |
 //! | [`starts`] | how many processes start at once |
 //! | [`private_dir`] | where launch files live |
@@ -21,6 +22,7 @@ pub mod auth;
 pub mod environment;
 pub mod inquiry;
 pub mod installed;
+pub(crate) mod isolation;
 pub mod launch;
 pub mod locate;
 pub mod private_dir;

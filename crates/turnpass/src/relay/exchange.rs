@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::classify;
 use super::completion::{Answer as Judged, Decision, Evidence, FINALISATION_GRACE, ProcessMode};
-use super::isolation::InitVerdict;
+use crate::cli::isolation::InitVerdict;
 use super::kept::Asked;
 use super::lane::{Admitted, Arrival, BrokenOff, Lane, Reply};
 use super::native::Native;

@@ -13,7 +13,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use super::completion::FINALISATION_GRACE;
 use super::exchange::Seat;
 use super::fit::{Fit, Key, Refit};
-use super::isolation::{Expected, InitVerdict};
+use crate::cli::isolation::{Expected, InitVerdict};
 use super::lane::{Arrival, Lane};
 use super::native::{self, Native, NativeReader};
 use super::stable::Place;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_util::task::TaskTracker;
 
-use super::isolation::Expected;
+use crate::cli::isolation::Expected;
 use super::kept::{REAL_LINE_BYTES, Running, WARM_LINE_BYTES};
 use super::lane::Lane;
 use super::prepared::{Prepared, ToolCarrier};

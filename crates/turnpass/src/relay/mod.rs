@@ -26,7 +26,6 @@ mod classify;
 mod completion;
 mod exchange;
 mod fit;
-mod isolation;
 mod kept;
 mod lane;
 mod launcher;

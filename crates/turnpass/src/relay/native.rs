@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use serde_json::value::RawValue;
 
-use super::isolation::{self, Expected, InitVerdict};
+use crate::cli::isolation::{self, Expected, InitVerdict};
 use crate::error::{Error, ErrorCode};
 use crate::wire::messages::StreamEvent;
 use crate::wire::stream_json::{
