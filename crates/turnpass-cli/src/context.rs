@@ -10,6 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use turnpass::cli::environment::{InheritedCredentials, Snapshot};
 use turnpass::cli::installed::Installed;
+use turnpass::pool::{PoolOptions, PoolTransport};
 use turnpass::record::RecordSink;
 use turnpass::relay::{ProcessMode, RelayOptions, RelayTransport};
 use turnpass::request::TransportKind;
@@ -61,12 +62,15 @@ pub(crate) fn environment(name: &str) -> Option<OsString> {
 
 /// The provider that the settings describe. Nothing is started yet.
 pub(crate) fn build_provider(settings: &Settings) -> Result<Provider, Error> {
-    if settings.transport != TransportKind::Relay {
-        let what = format!("{} is not in this build", settings.transport);
-        let next = "Use the relay: `--transport relay`, or `transport = \"relay\"` in the configuration file.";
-        return Err(Error::new(ErrorCode::TransportUnavailable, what).with_remedy(next));
-    }
-    let provider = Provider::new(RelayTransport::new(relay_options(settings))?);
+    let provider = match settings.transport {
+        TransportKind::Pool => Provider::new(PoolTransport::new(pool_options(settings))?),
+        TransportKind::Relay => Provider::new(RelayTransport::new(relay_options(settings))?),
+        TransportKind::Replay => {
+            let what = format!("{} is not in this build", settings.transport);
+            let next = "Leave the transport out, or use the relay: `--transport relay`.";
+            return Err(Error::new(ErrorCode::TransportUnavailable, what).with_remedy(next));
+        }
+    };
     // A laboratory run leaves the person's home alone, unless they named a folder for what is kept.
     if settings.lab_upstream.is_some() && environment(STATE_VARIABLE).is_none() {
         return Ok(provider);
@@ -97,6 +101,24 @@ pub(crate) fn records_folder() -> Result<PathBuf, Fault> {
         )
     })?;
     Ok(state.join("records"))
+}
+
+/// The pool that the settings describe.
+pub(crate) fn pool_options(settings: &Settings) -> PoolOptions {
+    PoolOptions {
+        claude_path: settings.claude_path.clone(),
+        usage_gate: settings.usage_gate,
+        budgets: settings.budgets,
+        // What a laboratory run uses is not the plan's.
+        state_dir: match settings.lab_upstream {
+            Some(_) => None,
+            None => state_dir(),
+        },
+        lab_upstream: settings.lab_upstream.clone(),
+        lab_home: settings.lab_home.clone(),
+        record: settings.record.clone(),
+        ..PoolOptions::default()
+    }
 }
 
 /// The relay that the settings describe.

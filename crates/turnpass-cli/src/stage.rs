@@ -135,8 +135,7 @@ pub(crate) fn laboratory(
     transport: Option<TransportKind>,
     process: Option<Process>,
 ) -> Settings {
-    // Only the relay is in this build, and a laboratory run needs no consent to it: nothing reaches the service.
-    settings.transport = transport.unwrap_or(TransportKind::Relay);
+    settings.transport = transport.unwrap_or(TransportKind::Pool);
     settings.process = process.unwrap_or(settings.process);
     // Nothing of it draws on the plan, so what guards the plan would only be in its way.
     settings.usage_gate = None;

@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | [`provider`], [`request`], [`event`], [`error`] | the boundary that hosts use |
 //! | [`turn`] | the decoder: one streamed message in, events out: pure |
+//! | [`pool`] | the pool transport: live processes, one conversation each |
 //! | [`relay`] | the one-admission relay transport |
 //! | [`wire`] | lines, SSE, stream-json, control, Messages and the body splice: functions over buffers |
 //! | [`cli`] | the installed CLI: where, whether it fits, signed in, how it is started |
@@ -24,6 +25,7 @@ pub mod error;
 pub mod event;
 pub mod limits;
 pub mod models;
+pub mod pool;
 pub mod process;
 pub mod provider;
 pub mod record;

@@ -185,6 +185,19 @@ impl Turn {
         })
     }
 
+    /// Why the message ends, once that was said; its end itself may still have to come.
+    pub fn stop_reason(&self) -> Option<&StopReason> {
+        self.stop.as_ref()
+    }
+
+    /// The streamed text of a call's input so far.
+    pub fn raw_input(&self, call: &str) -> Option<&str> {
+        self.parts.values().find_map(|part| match &part.body {
+            Body::Tool { id, raw, .. } if id == call => Some(raw.as_str()),
+            _ => None,
+        })
+    }
+
     /// Takes one event of the wire; what the host may hear now is appended to `out`.
     ///
     /// # Errors

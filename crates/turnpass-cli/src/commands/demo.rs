@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// Print one JSON object in place of text
     #[arg(long)]
     pub(crate) json: bool,
-    /// The transport; the relay by default
+    /// The transport; the pool by default
     #[arg(long, value_name = "TRANSPORT")]
     transport: Option<TransportKind>,
     /// Whether the relay keeps its process: warm or per-request

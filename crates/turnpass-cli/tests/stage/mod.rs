@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use turnpass::conversation::{Message, ToolCall, ToolResult};
 use turnpass::event::{Done, Event, Notice, StopReason};
+use turnpass::pool::{self, PoolOptions, PoolTransport};
 use turnpass::relay::{LoopbackUrl, ProcessMode, RelayOptions, RelayTransport, ToolCarrier};
 use turnpass::request::{Limits, Tool};
 use turnpass::{Error, ErrorCode, Generation, Provider, Request};
@@ -64,6 +65,84 @@ impl Row {
     pub(crate) fn is_warm(self) -> bool {
         self.process == ProcessMode::Warm
     }
+}
+
+/// A way to reach the service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Relay(Row),
+    Pool(pool::ToolCarrier),
+}
+
+impl Way {
+    pub(crate) fn all() -> Vec<Self> {
+        let relay = ROWS.into_iter().map(Self::Relay);
+        let pool = [pool::ToolCarrier::InBand].into_iter().map(Self::Pool);
+        relay.chain(pool).collect()
+    }
+
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::Relay(row) => row.name(),
+            Self::Pool(pool::ToolCarrier::InBand) => "pool_in_band".to_owned(),
+            Self::Pool(pool::ToolCarrier::Http) => "pool_http".to_owned(),
+        }
+    }
+
+    pub(crate) fn provider(self, stage: &Stage) -> Provider {
+        match self {
+            Self::Relay(row) => stage.provider(row),
+            Self::Pool(tools) => stage.pool(|options| options.tools = tools),
+        }
+    }
+}
+
+impl Way {
+    /// Whether the CLI itself sends the request: it adds what is its own, and asks again where the service refuses in
+    /// certain ways.
+    pub(crate) fn is_live(self) -> bool {
+        matches!(self, Self::Pool(_))
+    }
+
+    /// Requests that the CLI makes of one that the service refuses with this status, behind a base URL (2.1.332: without
+    /// one a 400 is asked once).
+    pub(crate) fn tries(self, status: u16) -> usize {
+        match (self.is_live(), status) {
+            (true, 400) => 3,
+            (true, 401 | 404) => 2,
+            (false, 401) => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// The host's own messages of a request: what the CLI adds to them, and marks, are left out, and a plain string is a
+/// block.
+pub(crate) fn host_messages(request: &Recorded) -> Vec<Value> {
+    let all = request.field("/messages").and_then(Value::as_array);
+    let mut messages = Vec::new();
+    for message in all.into_iter().flatten() {
+        if message["role"] == "system" {
+            continue;
+        }
+        let mut message = message.clone();
+        if let Some(text) = message["content"].as_str() {
+            message["content"] = json!([{"type": "text", "text": text}]);
+        }
+        for block in message["content"].as_array_mut().into_iter().flatten() {
+            block.as_object_mut().unwrap().remove("cache_control");
+        }
+        let added = |block: &Value| {
+            let text = block["text"].as_str().unwrap_or_default();
+            text.starts_with("<system-reminder>") || text.starts_with("[Image: source:")
+        };
+        message["content"]
+            .as_array_mut()
+            .unwrap()
+            .retain(|block| !added(block));
+        messages.push(message);
+    }
+    messages
 }
 
 /// The scripted CLI, the scripted upstream, and a home.
@@ -148,6 +227,20 @@ impl Stage {
 
     pub(crate) fn provider(&self, row: Row) -> Provider {
         Provider::new(RelayTransport::new(self.options(row)).unwrap())
+    }
+
+    /// A pool that may start just what its requests need.
+    pub(crate) fn pool(&self, change: impl FnOnce(&mut PoolOptions)) -> Provider {
+        let mut options = PoolOptions {
+            claude_path: Some(self.claude.clone()),
+            spare: false,
+            state_dir: Some(self.path("state")),
+            lab_upstream: Some(LoopbackUrl::parse(&self.upstream.url()).unwrap()),
+            lab_home: Some(self.path("home")),
+            ..PoolOptions::default()
+        };
+        change(&mut options);
+        Provider::new(PoolTransport::new(options).unwrap())
     }
 
     /// What the ordinary starts of the CLI wrote down; `auth status` is left out.

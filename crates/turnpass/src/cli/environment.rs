@@ -275,6 +275,20 @@ pub const RELAY: &[Switch] = &[
     ),
 ];
 
+/// Set for the pool's processes as well. They answer `get_usage`, so their account traffic is left on.
+pub const POOL: &[Switch] = &[
+    switch(
+        "CLAUDE_CODE_MAX_RETRIES",
+        "0",
+        "one request of the host is one request of the CLI; retrying is the host's",
+    ),
+    switch(
+        "MAX_MCP_OUTPUT_TOKENS",
+        "250000",
+        "bounds a result whose tool has no size of its own; ours have one, which goes before it (2.1.332)",
+    ),
+];
+
 /// The environment of one child. `Debug` prints names only.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Environment(BTreeMap<OsString, OsString>);

@@ -13,7 +13,7 @@ use super::launch::{self, Ground};
 use super::locate::{Executable, locate_here};
 use super::private_dir::{PrivateDir, roots, sweep};
 use super::version::{Version, Versions};
-use crate::error::Result;
+use crate::error::{Error, ErrorCode, Result};
 
 /// Where the CLI is and what it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +22,30 @@ pub struct Found {
     pub executable: Executable,
     /// Its version, not below the floor.
     pub version: Version,
+}
+
+/// The environment of a provider's children: this process's, with a laboratory run's own home.
+///
+/// # Errors
+///
+/// `request_invalid` for a laboratory home without a laboratory upstream, `working_directory` for one that is not there.
+pub(crate) fn surroundings(is_laboratory: bool, lab_home: Option<&Path>) -> Result<Snapshot> {
+    let mut snapshot = Snapshot::of_this_process();
+    let Some(home) = lab_home else {
+        return Ok(snapshot);
+    };
+    if !is_laboratory {
+        let what = "a laboratory home goes with a laboratory upstream";
+        return Err(Error::new(ErrorCode::RequestInvalid, what));
+    }
+    if !home.is_dir() {
+        // The CLI would make it, and then say that it is signed out.
+        let what = format!("the laboratory home {} is no directory", home.display());
+        return Err(Error::new(ErrorCode::WorkingDirectory, what));
+    }
+    snapshot.set("HOME", home);
+    snapshot.remove("CLAUDE_CONFIG_DIR");
+    Ok(snapshot)
 }
 
 /// The installed CLI. One value for each provider; its checks are shared by all callers.

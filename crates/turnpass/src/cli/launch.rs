@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::environment::{Environment, RELAY};
+use super::environment::{Environment, POOL, RELAY};
 use super::private_dir::PrivateDir;
 use super::settings::settings;
 use crate::error::{Error, ErrorCode, Result};
@@ -235,6 +235,34 @@ pub struct RelayWarm<'a> {
     pub relay: &'a RelayAddress,
 }
 
+/// A process of a pool: one conversation, told over its input what it is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolProcess<'a> {
+    /// Whether thinking summaries are asked for; it cannot be changed later.
+    pub thinking: ThinkingDisplay,
+    /// Whether the CLI keeps the conversation on disk, so that it can be resumed.
+    pub persists: bool,
+    /// A conversation of the CLI to begin with.
+    pub resume: Option<Resume<'a>>,
+    /// Most rounds of a turn: 1 for a summary, `None` without a bound.
+    pub max_turns: Option<u32>,
+    /// The tool server, when the tools do not go in-band.
+    pub server: Option<&'a McpServer>,
+    /// A laboratory's upstream in place of the service.
+    pub base_url: Option<&'a str>,
+}
+
+/// A conversation of the CLI to begin with.
+#[derive(Clone, Copy, Debug)]
+pub struct Resume<'a> {
+    /// The CLI's session, a uuid.
+    pub session: &'a str,
+    /// The record after which everything is left out, a uuid.
+    pub at: Option<&'a str>,
+    /// Whether it goes on under a session of its own and leaves the old one as it is.
+    pub fork: bool,
+}
+
 /// A launch while it is put together.
 struct Draft<'a> {
     ground: &'a Ground,
@@ -356,6 +384,65 @@ pub fn relay_warm(ground: &Ground, wanted: &RelayWarm<'_>) -> Result<Launch> {
     draft.thinking(wanted.thinking);
     draft.settings(&[("ANTHROPIC_BASE_URL", &wanted.relay.private()?)]);
     draft.finish(relay_environment(ground, wanted.relay), StdinMode::QUEUE)
+}
+
+/// The launch of a pool's process.
+///
+/// # Errors
+///
+/// `request_invalid` for a session that is no uuid, or when paths make the command line too long.
+pub fn pool(ground: &Ground, wanted: &PoolProcess<'_>) -> Result<Launch> {
+    let mut draft = Draft::new(ground);
+    draft.words(OUTPUT);
+    draft.words(STREAM_INPUT);
+    draft.words(ISOLATION);
+    // A resumed conversation is sent with the prompt that it was recorded with otherwise (2.1.332).
+    draft.words(&["--system-prompt-snapshot", "off"]);
+    draft.value("--allowedTools", &format!("mcp__{MCP_SERVER}__*"));
+    draft.thinking(wanted.thinking);
+    if !wanted.persists {
+        draft.words(&["--no-session-persistence"]);
+    }
+    if let Some(resume) = wanted.resume {
+        draft.value("--resume", uuid_of(resume.session)?);
+        if let Some(at) = resume.at {
+            draft.value("--resume-session-at", uuid_of(at)?);
+        }
+        if resume.fork {
+            draft.words(&["--fork-session"]);
+        }
+    }
+    if let Some(most) = wanted.max_turns {
+        draft.value("--max-turns", &most.to_string());
+    }
+    let env: Vec<_> = wanted
+        .base_url
+        .map(|url| ("ANTHROPIC_BASE_URL", url))
+        .into_iter()
+        .collect();
+    draft.settings(&env);
+    if let Some(server) = wanted.server {
+        let config = server.config().to_string();
+        draft.file("--mcp-config", MCP_FILE, config.into());
+    }
+    let mut environment = ground.environment.clone();
+    environment.apply(POOL);
+    if let Some(url) = wanted.base_url {
+        environment.set("ANTHROPIC_BASE_URL", url);
+    }
+    draft.finish(environment, StdinMode::QUEUE)
+}
+
+/// A session or record of the CLI as a word of a command line. It comes from a state that a host stored, so it is looked
+/// at: a text that began with `-` would be an option.
+fn uuid_of(text: &str) -> Result<&str> {
+    match uuid::Uuid::try_parse(text) {
+        Ok(_) => Ok(text),
+        Err(_) => Err(Error::new(
+            ErrorCode::RequestInvalid,
+            "a session or message of the CLI is no uuid",
+        )),
+    }
 }
 
 /// The launch of a process that is only asked: control requests and no user line.

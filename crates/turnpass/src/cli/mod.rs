@@ -13,6 +13,7 @@
 //! | `isolation` | whether it loaded what it was told to load and nothing else |
 //! | [`launch`] | argv, environment and files of each kind of process, as data |
 //! | [`starts`] | how many processes start at once |
+//! | [`places`] | places for kept processes within a memory budget |
 //! | [`private_dir`] | where launch files live |
 //!
 //! The pure parts decide, thin drivers do. No function here opens, lists or stats a credential file.
@@ -25,6 +26,7 @@ pub mod installed;
 pub(crate) mod isolation;
 pub mod launch;
 pub mod locate;
+pub mod places;
 pub mod private_dir;
 pub mod settings;
 pub mod starts;

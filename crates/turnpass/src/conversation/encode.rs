@@ -155,6 +155,12 @@ pub(crate) fn message(out: &mut Vec<u8>, message: &Sendable<'_>, mark: Option<(u
         Role::User | Role::System => br#"{"role":"user","content":["#,
     };
     out.extend_from_slice(head);
+    content(out, message, mark);
+    out.extend_from_slice(b"]}");
+}
+
+/// Appends the blocks of one message, without the brackets around them; `mark` as for [`message`].
+pub(super) fn content(out: &mut Vec<u8>, message: &Sendable<'_>, mark: Option<(usize, Ttl)>) {
     for (n, block) in message.content.iter().enumerate() {
         if n > 0 {
             out.push(b',');
@@ -171,7 +177,6 @@ pub(crate) fn message(out: &mut Vec<u8>, message: &Sendable<'_>, mark: Option<(u
         }
         out.push(b'}');
     }
-    out.extend_from_slice(b"]}");
 }
 
 /// Appends a block without its closing brace.

@@ -5,6 +5,7 @@
 
 pub mod digest;
 pub mod encode;
+pub mod frames;
 pub mod names;
 pub mod normalise;
 

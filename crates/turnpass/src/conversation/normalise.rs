@@ -23,6 +23,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 pub use ids::ID_BYTES;
+pub(crate) use rules::MISSING;
 pub use rules::{Change, MARK, Rule};
 
 use self::ids::Ids;

@@ -204,6 +204,17 @@ pub enum Passage {
     Cancelled,
 }
 
+impl Passage {
+    /// As a result for a caller that only wants to know whether it may send.
+    pub(crate) fn into_result(self) -> Result<(), Error> {
+        match self {
+            Self::Open | Self::Told(_) => Ok(()),
+            Self::Refused(error) => Err(error),
+            Self::Cancelled => Err(Error::new(ErrorCode::Closed, "the request was cancelled")),
+        }
+    }
+}
+
 /// The sentence about credits that are on.
 pub const CREDITS_ON: &str =
     "usage credits are on for this account, so use beyond the plan's limits would be charged";

@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use super::Policy;
 use super::budget::{Budgets, Ledger, Moment, SessionKey, tokens_of};
-use super::gate::{CREDITS_ON, Gate, Passage, Question};
+use super::gate::{CREDITS_ON, Gate, Question, UsageSource};
 use super::latest::Latest;
 use super::probe::Probe;
 use super::rate::{Near, Reaction, Signal};
@@ -159,9 +159,28 @@ impl Guard {
         notifier: Option<Notifier>,
         cancel: &CancellationToken,
     ) -> Result<Ticket> {
+        self.before_on(asked, notifier, cancel, None).await
+    }
+
+    /// The same for a message that a running process will take: that one is asked.
+    ///
+    /// # Errors
+    ///
+    /// As [`Guard::before`]; after `auth`, and what the process itself fails with, it is to be retired.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Guard::before`].
+    pub async fn before_on(
+        self: &Arc<Self>,
+        asked: Asked,
+        notifier: Option<Notifier>,
+        cancel: &CancellationToken,
+        running: Option<&dyn UsageSource>,
+    ) -> Result<Ticket> {
         self.check_window().await?;
         if self.policy == Policy::RequireOff && asked.is_new_message {
-            self.require_off(asked.call, cancel).await?;
+            self.require_off(asked.call, cancel, running).await?;
         }
         self.count_request(asked.key.clone()).await?;
         Ok(Ticket {
@@ -205,9 +224,26 @@ impl Guard {
         self.budgets.check_window(&self.told().board, now)
     }
 
-    /// Each message is asked for by a process of its own, since a relay's processes cannot be asked.
-    async fn require_off(&self, call: CallKind, cancel: &CancellationToken) -> Result<()> {
-        // Until the process's end is a task of its own, a shutdown waits for this.
+    async fn require_off(
+        &self,
+        call: CallKind,
+        cancel: &CancellationToken,
+        running: Option<&dyn UsageSource>,
+    ) -> Result<()> {
+        if let Some(running) = running {
+            let question = Question {
+                running: Some(running),
+                call,
+                cancel,
+            };
+            return self
+                .gate
+                .ask(question)
+                .await
+                .passage(self.policy)
+                .into_result();
+        }
+        // A relay's processes cannot be asked, so the message gets a process of its own for that. Until the process's end is a task of its own, a shutdown waits for this.
         let _held = self.tasks.token();
         let started = self.stop.run_until_cancelled(self.probe.start()).await;
         let closed = || Error::new(ErrorCode::Closed, "the provider was shut down");
@@ -220,11 +256,7 @@ impl Guard {
         let found = self.gate.ask(question).await;
         // Its end takes a moment that the message need not wait for.
         self.tasks.spawn(process.end());
-        match found.passage(self.policy) {
-            Passage::Open | Passage::Told(_) => Ok(()),
-            Passage::Refused(error) => Err(error),
-            Passage::Cancelled => Err(Error::new(ErrorCode::Closed, "the request was cancelled")),
-        }
+        found.passage(self.policy).into_result()
     }
 
     async fn count_request(self: &Arc<Self>, key: SessionKey) -> Result<()> {
@@ -354,6 +386,22 @@ impl Ticket {
         told.board.headers(&read, Moment::now().unix_s);
         match Signal::of_headers(status, &read) {
             Signal::Near(near) if !told.is_news(&near) => Reaction::Go,
+            signal => signal.reaction(self.guard.policy),
+        }
+    }
+
+    /// The answer has begun: from here on the question about credits runs beside the generation, where the policy asks it.
+    pub fn begun(&self) {
+        if self.is_new_message {
+            self.guard.look(self.notifier.clone());
+        }
+    }
+
+    /// What is to be done about what the CLI says of limits in the middle of a turn.
+    pub fn signalled(&self, signal: &Signal) -> Reaction {
+        let mut told = self.guard.told();
+        match signal {
+            Signal::Near(near) if !told.is_news(near) => Reaction::Go,
             signal => signal.reaction(self.guard.policy),
         }
     }

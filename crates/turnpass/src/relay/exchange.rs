@@ -14,7 +14,6 @@ use tokio::time::Instant;
 
 use super::classify;
 use super::completion::{Answer as Judged, Decision, Evidence, FINALISATION_GRACE, ProcessMode};
-use crate::cli::isolation::InitVerdict;
 use super::kept::Asked;
 use super::lane::{Admitted, Arrival, BrokenOff, Lane, Reply};
 use super::native::Native;
@@ -24,6 +23,7 @@ use super::remains::Remains;
 use super::renewal::Renewal;
 use super::service::Service;
 use super::upstream::{Answer, AnswerBody};
+use crate::cli::isolation::InitVerdict;
 use crate::cli::starts::Turn as Start;
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Done, Event, Notice, Plan, StateOrder};

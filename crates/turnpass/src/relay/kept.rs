@@ -13,21 +13,19 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use super::completion::FINALISATION_GRACE;
 use super::exchange::Seat;
 use super::fit::{Fit, Key, Refit};
-use crate::cli::isolation::{Expected, InitVerdict};
 use super::lane::{Arrival, Lane};
 use super::native::{self, Native, NativeReader};
-use super::stable::Place;
-use crate::cli::launch::{MCP_SERVER, PLACEHOLDER, refused_option};
+use crate::cli::isolation::{Expected, InitVerdict};
+use crate::cli::launch::{PLACEHOLDER, refused_option};
+use crate::cli::places::Place;
 use crate::cli::private_dir::PrivateDir;
 use crate::cli::starts::Turn;
 use crate::error::{Error, ErrorCode, Result};
 use crate::process::{ChildGroup, EndPolicy, Exit, Stdin, Stdout};
 use crate::record::RawFile;
 use crate::request::TransportSession;
-use crate::tools::{Catalogue, Policy, Server};
-use crate::wire::control::{
-    self, ControlRequest, Initialize, Manifest, Manifests, UserContent, UserLine,
-};
+use crate::tools::{Catalogue, Policy, Server, in_band};
+use crate::wire::control::{self, ControlRequest, UserContent, UserLine};
 use crate::wire::lines::LineSplitter;
 use crate::wire::stream_json::Verdict;
 
@@ -450,43 +448,10 @@ impl Burst {
         self.bytes.extend_from_slice(line.as_bytes());
     }
 
-    /// The first control request of a process. The prompt is not kept as a snapshot, since later changes would then be
-    /// accepted and ignored (2.1.294, 2.1.310, 2.1.332); an empty list is the only way to have none.
     fn initialize(&mut self, next_id: &mut u64, system: &str, catalogue: Option<&Catalogue>) {
-        let manifest = catalogue.map(Catalogue::manifest);
-        let manifest: Option<Manifests<'_>> = manifest.as_deref().and_then(|manifest| {
-            #[derive(serde::Deserialize)]
-            #[serde(rename_all = "camelCase")]
-            struct Parts<'a> {
-                #[serde(borrow)]
-                initialize_result: &'a RawValue,
-                #[serde(borrow)]
-                tools_list_result: &'a RawValue,
-            }
-            let parts: Parts<'_> = serde_json::from_str(manifest.get()).ok()?;
-            let Parts {
-                initialize_result,
-                tools_list_result,
-            } = parts;
-            Some(Manifests(vec![(
-                MCP_SERVER,
-                Manifest {
-                    initialize_result,
-                    tools_list_result,
-                },
-            )]))
-        });
-        let prompt = [system];
-        let initialize = Initialize {
-            sdk_mcp_servers: if manifest.is_some() {
-                &[MCP_SERVER]
-            } else {
-                &[]
-            },
-            sdk_mcp_server_manifests: manifest.unwrap_or_default(),
-            system_prompt: Some(if system.is_empty() { &[] } else { &prompt }),
-            system_prompt_snapshot: Some(false),
-        };
-        self.request(next_id, &ControlRequest::Initialize(initialize));
+        *next_id += 1;
+        self.controls += 1;
+        let line = in_band::initialize(&format!("turnpass-{next_id}"), system, catalogue);
+        self.bytes.extend_from_slice(line.as_bytes());
     }
 }

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_util::task::TaskTracker;
 
-use crate::cli::isolation::Expected;
 use super::kept::{REAL_LINE_BYTES, Running, WARM_LINE_BYTES};
 use super::lane::Lane;
 use super::prepared::{Prepared, ToolCarrier};
 use crate::cli::environment::{Base, Environment, InheritedCredentials, Snapshot};
 use crate::cli::installed::Installed;
+use crate::cli::isolation::Expected;
 use crate::cli::launch::{
     self, Ground, MCP_SERVER, McpServer, RelayAddress, RelayPerRequest, RelayWarm,
 };

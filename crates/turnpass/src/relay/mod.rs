@@ -22,23 +22,23 @@
 //! group; a kept process is put in order and serves on, or is ended when it cannot be within the grace.
 
 mod admission;
-mod classify;
-mod completion;
+pub(crate) mod classify;
+pub(crate) mod completion;
 mod exchange;
-mod fit;
+pub(crate) mod fit;
 mod kept;
 mod lane;
 mod launcher;
 mod native;
-mod notices;
+pub(crate) mod notices;
 mod options;
-mod prepared;
+pub(crate) mod prepared;
 mod reading;
 mod remains;
 mod renewal;
 mod service;
 mod stable;
-mod upstream;
+pub(crate) mod upstream;
 
 use std::fmt;
 use std::future::Future;
@@ -58,8 +58,7 @@ use self::remains::{Remains, is_reusable};
 use self::service::Service;
 use self::stable::{Need, RELAUNCHES, Stable, closed};
 use self::upstream::Upstream;
-use crate::cli::environment::Snapshot;
-use crate::cli::installed::Installed;
+use crate::cli::installed::{Installed, surroundings};
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Event, Notice, Plan, PlanKind};
 use crate::limits::Policy;
@@ -69,11 +68,11 @@ use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
 use crate::provider::{EventSender, Generation, Transport};
 use crate::request::{Request, ThinkingDisplay, TransportKind};
 
+pub use crate::cli::places::PROCESS_BYTES;
 pub use completion::ProcessMode;
 pub use notices::UNCERTIFIED;
 pub use options::RelayOptions;
 pub use prepared::ToolCarrier;
-pub use stable::PROCESS_BYTES;
 pub use upstream::LoopbackUrl;
 
 /// The relay transport.
@@ -110,20 +109,8 @@ impl RelayTransport {
     ///
     /// `internal` when TLS cannot be set up, `request_invalid` for options that contradict each other.
     pub fn new(options: RelayOptions) -> Result<Self> {
-        let mut snapshot = Snapshot::of_this_process();
-        if let Some(home) = &options.lab_home {
-            if options.lab_upstream.is_none() {
-                let what = "a laboratory home goes with a laboratory upstream";
-                return Err(Error::new(ErrorCode::RequestInvalid, what));
-            }
-            if !home.is_dir() {
-                // The CLI would make it, and then say that it is signed out.
-                let what = format!("the laboratory home {} is no directory", home.display());
-                return Err(Error::new(ErrorCode::WorkingDirectory, what));
-            }
-            snapshot.set("HOME", home);
-            snapshot.remove("CLAUDE_CONFIG_DIR");
-        }
+        let laboratory = options.lab_upstream.is_some();
+        let snapshot = surroundings(laboratory, options.lab_home.as_deref())?;
         let authorities = snapshot
             .get("NODE_EXTRA_CA_CERTS")
             .and_then(|path| std::fs::read(path).ok());

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use super::completion::ProcessMode;
 use super::prepared::ToolCarrier;
-use super::stable::PROCESS_BYTES;
 use super::upstream::LoopbackUrl;
 use crate::cli::environment::InheritedCredentials;
+use crate::cli::places::PROCESS_BYTES;
 use crate::limits::Policy;
 use crate::limits::budget::Budgets;
 

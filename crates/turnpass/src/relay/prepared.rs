@@ -37,6 +37,15 @@ pub enum ToolCarrier {
     Mcp,
 }
 
+/// Deadlines as far as a clock can hold them.
+pub(crate) fn bounded(limits: Limits) -> Limits {
+    Limits {
+        start: limits.start.min(DEADLINE_LIMIT),
+        idle: limits.idle.min(DEADLINE_LIMIT),
+        total: limits.total.min(DEADLINE_LIMIT),
+    }
+}
+
 /// The longest deadline: as good as none, and far from where adding it to a clock overflows.
 const DEADLINE_LIMIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -82,6 +91,10 @@ impl Prepared {
     /// `request_invalid`, `tool_*`, `effort_unsupported`, `history_too_large` or `context_length_exceeded`.
     pub(crate) fn new(request: Request, carrier: ToolCarrier) -> Result<Self> {
         check(&request)?;
+        if request.state.is_some() {
+            let what = "a relay keeps no backend state; leave it out";
+            return Err(Error::new(ErrorCode::RequestInvalid, what));
+        }
         let catalogue = Catalogue::build(&request.tools)?;
         let in_body = carrier == ToolCarrier::ExtraBody && !catalogue.is_empty();
         let tools = in_body.then(|| catalogue.request_json());
@@ -101,11 +114,7 @@ impl Prepared {
                 extra,
             },
             effort: request.effort,
-            limits: Limits {
-                start: request.limits.start.min(DEADLINE_LIMIT),
-                idle: request.limits.idle.min(DEADLINE_LIMIT),
-                total: request.limits.total.min(DEADLINE_LIMIT),
-            },
+            limits: bounded(request.limits),
             catalogue,
             carrier,
             changes,
@@ -206,7 +215,8 @@ fn encoded(messages: &[Message], ttl: Ttl, most: usize) -> Result<(Box<RawValue>
     Ok((raw, normalised.summary()))
 }
 
-fn check(request: &Request) -> Result<()> {
+/// What holds for a request whatever its transport.
+pub(crate) fn check(request: &Request) -> Result<()> {
     models::check_model_id(&request.model)?;
     let invalid = |what: &str| Err(Error::new(ErrorCode::RequestInvalid, what));
     if request.session.0.contains('\0') || request.session.0.is_empty() {
@@ -225,9 +235,6 @@ fn check(request: &Request) -> Result<()> {
         && (zone.is_empty() || !zone.bytes().all(|byte| byte.is_ascii_graphic()))
     {
         return invalid("the time zone is empty or holds a character that no time zone has");
-    }
-    if request.state.is_some() {
-        return invalid("a relay keeps no backend state; leave it out");
     }
     if request.sampling.max_tokens == Some(0) {
         return invalid("max_tokens has to be at least 1");

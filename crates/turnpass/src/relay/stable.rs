@@ -6,7 +6,6 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -15,15 +14,13 @@ use super::fit::{self, Fit, Key};
 use super::kept::{Kept, Primed, Running};
 use super::launcher::{Launcher, Shape};
 use super::prepared::Prepared;
+use crate::cli::places::{Place, Places};
 use crate::cli::starts::Starts;
 use crate::error::{Error, ErrorCode, Result};
 use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
 use crate::request::TransportSession;
 use crate::tools::Catalogue;
 
-/// What one warm process takes, for the memory budget, in bytes: 155 to 200 MB resident after its first generation, 270
-/// after two hundred (2.1.294 to 2.1.332).
-pub const PROCESS_BYTES: u64 = 200 * 1024 * 1024;
 /// How long a process that nobody needs is kept. One that was idle for seven minutes was as fast as ever (2.1.332).
 pub(crate) const IDLE_TTL: Duration = Duration::from_secs(10 * 60);
 /// Longest time for starting and priming a spare; 300 ms were measured, a busy machine takes seconds.
@@ -36,29 +33,12 @@ pub(crate) const RELAUNCHES: usize = 1;
 pub(crate) struct Stable {
     launcher: Launcher,
     idle: Mutex<Vec<Kept>>,
-    places: Arc<Semaphore>,
-    /// All who wait look again whenever a process or a place may have become free: one who is woken alone can be dropped,
-    /// or need another process than the one that came, and the rest would sleep on.
-    freed: Arc<Notify>,
+    places: Places,
     spares: usize,
     /// The keys of spares that are being made.
     coming: Mutex<Vec<Key>>,
     tasks: TaskTracker,
     closing: CancellationToken,
-}
-
-/// A place within the memory budget. However its holder ends, who waits for a place hears of it, and only once it is free.
-#[derive(Debug)]
-pub(crate) struct Place {
-    permit: Option<OwnedSemaphorePermit>,
-    freed: Arc<Notify>,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.permit = None;
-        self.freed.notify_waiters();
-    }
 }
 
 /// A spare that is being made; counted until it is there, or will not come.
@@ -104,14 +84,10 @@ impl Stable {
         memory_budget_bytes: u64,
         spares: usize,
     ) -> Arc<Self> {
-        let places = usize::try_from(memory_budget_bytes / PROCESS_BYTES)
-            .unwrap_or(usize::MAX)
-            .max(1);
         let stable = Arc::new(Self {
             launcher,
             idle: Mutex::default(),
-            places: Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS))),
-            freed: Arc::new(Notify::new()),
+            places: Places::within(memory_budget_bytes),
             spares,
             coming: Mutex::default(),
             tasks,
@@ -158,7 +134,7 @@ impl Stable {
             if self.closing.is_cancelled() {
                 return Err(closed());
             }
-            let freed = self.freed.notified();
+            let freed = self.places.freed();
             if let Some(kept) = self.take_idle(need) {
                 break kept;
             }
@@ -199,17 +175,9 @@ impl Stable {
         taken
     }
 
-    fn free_place(&self) -> Option<Place> {
-        let permit = Arc::clone(&self.places).try_acquire_owned().ok()?;
-        Some(Place {
-            permit: Some(permit),
-            freed: Arc::clone(&self.freed),
-        })
-    }
-
     /// A place within the budget: a free one, else that of the idle process that waits longest.
     fn place(&self) -> Option<Place> {
-        if let Some(place) = self.free_place() {
+        if let Some(place) = self.places.take() {
             return Some(place);
         }
         let oldest = {
@@ -275,7 +243,7 @@ impl Stable {
             // Under the lock: a shutdown that has emptied the list would leave this one behind.
             if !self.closing.is_cancelled() {
                 idle.push(kept);
-                self.freed.notify_waiters();
+                self.places.tell();
                 return;
             }
         }
@@ -301,7 +269,7 @@ impl Stable {
         let fitting = fitting + coming.iter().filter(|key| **key == need.key).count();
         drop(coming);
         for _ in fitting..self.spares {
-            let Some(place) = self.free_place() else {
+            let Some(place) = self.places.take() else {
                 return;
             };
             let (stable, need) = (Arc::clone(self), need.clone());

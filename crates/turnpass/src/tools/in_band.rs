@@ -8,8 +8,46 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::catalogue::Catalogue;
 use super::mcp::{Reply, Server};
 use crate::conversation::names::{SERVER, shown};
+use crate::wire::control::{self, ControlRequest, Initialize, Line, Manifest, Manifests};
+
+/// The first control request of a process: its prompt, and the tools when they go in-band.
+///
+/// The prompt is not kept as a snapshot, since later changes would then be accepted and ignored (2.1.294, 2.1.310,
+/// 2.1.332); an empty list is the only way to have none.
+pub(crate) fn initialize(request_id: &str, system: &str, catalogue: Option<&Catalogue>) -> Line {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Parts<'a> {
+        #[serde(borrow)]
+        initialize_result: &'a RawValue,
+        #[serde(borrow)]
+        tools_list_result: &'a RawValue,
+    }
+    let manifest = catalogue.map(Catalogue::manifest);
+    let parts: Option<Parts<'_>> = manifest
+        .as_deref()
+        .and_then(|manifest| serde_json::from_str(manifest.get()).ok());
+    let manifests = parts.map(|parts| {
+        Manifests(vec![(
+            SERVER,
+            Manifest {
+                initialize_result: parts.initialize_result,
+                tools_list_result: parts.tools_list_result,
+            },
+        )])
+    });
+    let prompt = [system];
+    let initialize = Initialize {
+        sdk_mcp_servers: if manifests.is_some() { &[SERVER] } else { &[] },
+        sdk_mcp_server_manifests: manifests.unwrap_or_default(),
+        system_prompt: Some(if system.is_empty() { &[] } else { &prompt }),
+        system_prompt_snapshot: Some(false),
+    };
+    control::control_request(request_id, &ControlRequest::Initialize(initialize))
+}
 
 /// An MCP message as it came.
 #[derive(Clone, Copy, Debug)]

@@ -300,6 +300,12 @@ impl Server {
         reply_bytes(&id.0, "result", &result::of(result))
     }
 
+    /// The host's answer to a call, after which the CLI ends its turn and waits for a user line. Not for an error, which it
+    /// would not take for the end.
+    pub fn answer_and_end(id: &RpcId, result: &ToolResult) -> Vec<u8> {
+        reply_bytes(&id.0, "result", &result::of_last(result))
+    }
+
     /// A failed result for a call that the host cannot answer.
     pub fn fail(id: &RpcId, why: &str) -> Vec<u8> {
         reply_bytes(&id.0, "result", &result::failed_text(why))

@@ -6,6 +6,7 @@
 //! | [`schema`] | the root rule for input schemas |
 //! | [`check`] | whether the CLI has exactly our tools |
 //! | [`mcp`] | the server core: JSON-RPC bytes in, bytes and an occurrence out |
+//! | [`pairing`] | which call of the CLI gets which result of the host |
 //! | [`result`] | a tool result of the host as MCP content |
 //! | [`in_band`] | carrier over the CLI's own stdin and stdout |
 //! | [`stdio`] | carrier as a process of its own: the hidden subcommand `turnpass mcp-stdio` |
@@ -23,6 +24,7 @@ pub mod catalogue;
 pub mod check;
 pub mod in_band;
 pub mod mcp;
+pub mod pairing;
 pub mod result;
 pub mod schema;
 pub mod stdio;
@@ -30,6 +32,7 @@ pub mod stdio;
 pub use catalogue::{Catalogue, CatalogueLimits};
 pub use check::{KNOWN_HARMLESS_EXTRAS, Verdict, check_tools};
 pub use mcp::{Call, Occurrence, Policy, Reply, Server};
+pub use pairing::Pairing;
 
 #[cfg(test)]
 mod contract;

@@ -24,6 +24,14 @@ struct CallResult<'a> {
     content: Vec<Content<'a>>,
     #[serde(rename = "isError", skip_serializing_if = "std::ops::Not::not")]
     is_error: bool,
+    #[serde(rename = "_meta", skip_serializing_if = "Option::is_none")]
+    meta: Option<Meta>,
+}
+
+#[derive(Serialize)]
+struct Meta {
+    #[serde(rename = "claude/endTurn")]
+    end_turn: bool,
 }
 
 #[derive(Serialize)]
@@ -46,14 +54,28 @@ pub(super) fn of(result: &ToolResult) -> String {
     json(&CallResult {
         content,
         is_error: result.is_error,
+        meta: None,
     })
 }
 
 /// JSON of a failed result of one text.
+/// The same for a result after which the CLI ends its turn without another request. It does so for one that is no error
+/// (2.1.294, 2.1.310, 2.1.332).
+pub(super) fn of_last(result: &ToolResult) -> String {
+    let mut content: Vec<_> = result.content.iter().map(content_of).collect();
+    cut(&mut content, RESULT_CHARS);
+    json(&CallResult {
+        content,
+        is_error: false,
+        meta: Some(Meta { end_turn: true }),
+    })
+}
+
 pub(super) fn failed_text(text: &str) -> String {
     json(&CallResult {
         content: vec![Content::Text { text: text.into() }],
         is_error: true,
+        meta: None,
     })
 }
 

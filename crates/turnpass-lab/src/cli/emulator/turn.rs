@@ -19,6 +19,11 @@ use crate::cli::sse::SseParser;
 /// How often the real CLI goes on by itself in one turn before it gives up: measured on 2.1.332.
 const FOLLOW_UPS: u64 = 3;
 
+/// From a message to the request that the real CLI makes by itself: 6 to 12 ms on 2.1.332. A host that closes its gate
+/// within that time is waited for here however slow the machine is, up to a bound.
+const GOES_ON_AFTER: Duration = Duration::from_millis(6);
+const GATE_WAIT: Duration = Duration::from_secs(5);
+
 /// What the parts of a process share.
 pub(crate) struct Shared {
     pub(crate) state: RefCell<State>,
@@ -87,6 +92,18 @@ pub(crate) async fn run(shared: Rc<Shared>, user_uuid: Option<String>) {
     let mut nudged = false;
     shared.with_outcome(|outcome| outcome.num_turns = 1);
     loop {
+        if is_blocked(&shared.state.borrow()) {
+            fail(
+                &shared,
+                Failure {
+                    error: "invalid_request",
+                    text: "Prompt is too long".to_owned(),
+                    terminal_reason: "blocking_limit",
+                    ..Failure::default()
+                },
+            );
+            return;
+        }
         requests += 1;
         say_streaming(&shared, |state| {
             records::status(state, user_uuid.as_deref())
@@ -111,6 +128,8 @@ pub(crate) async fn run(shared: Rc<Shared>, user_uuid: Option<String>) {
                 follow_ups += u64::from(why != EMPTY);
                 shared.with_outcome(|outcome| outcome.num_turns += 1);
                 go_on(&shared, why);
+                // What it is told meanwhile holds for the request.
+                told_meanwhile(&shared).await;
             }
             Reply::Whole => {
                 if results.is_empty() {
@@ -125,6 +144,26 @@ pub(crate) async fn run(shared: Rc<Shared>, user_uuid: Option<String>) {
             }
         }
     }
+}
+
+/// The moment before a request that the CLI makes by itself, in which it takes what it is told.
+async fn told_meanwhile(shared: &Shared) {
+    let has_gate = |state: &State| {
+        let limit = state.env("CLAUDE_CODE_BLOCKING_LIMIT_OVERRIDE");
+        limit.is_some() && !is_blocked(state)
+    };
+    let end = tokio::time::Instant::now() + GATE_WAIT;
+    tokio::time::sleep(GOES_ON_AFTER).await;
+    while has_gate(&shared.state.borrow()) && tokio::time::Instant::now() < end {
+        tokio::time::sleep(GOES_ON_AFTER).await;
+    }
+}
+
+/// Whether the conversation is above the size at which no request is sent, as far as that was set. The real CLI counts
+/// tokens of its own; a conversation has more than one of them.
+fn is_blocked(state: &State) -> bool {
+    let limit = state.env("CLAUDE_CODE_BLOCKING_LIMIT_OVERRIDE");
+    limit.and_then(|text| text.parse().ok()) == Some(1u64)
 }
 
 /// Says what the CLI says by itself to make the model go on.
@@ -463,7 +502,7 @@ async fn settle(
     if ended == Ended::Whole {
         say_limit(shared, limit);
     }
-    let results = calls.results(shared).await;
+    // The made-up end comes at once; a call that came whole keeps the turn waiting for its result (2.1.332).
     let outs = match ended {
         Ended::Whole => Vec::new(),
         _ => {
@@ -480,6 +519,7 @@ async fn settle(
             say_streaming(shared, |_| record);
         }
     }
+    let results = calls.results(shared).await;
     shared.with_outcome(|outcome| {
         outcome.stop_reason = stop_reason.clone();
         outcome.result = Some(text);

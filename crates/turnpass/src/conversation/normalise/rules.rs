@@ -70,7 +70,7 @@ pub(super) const LEADING: &str = "[turnpass: the conversation begins with the as
 pub(super) const CONTINUE: &str =
     "[turnpass: continue from where your last message ends, without repeating it]";
 pub(super) const BETWEEN: &str = "[turnpass: the assistant's next message follows]";
-pub(super) const MISSING: &str =
+pub(crate) const MISSING: &str =
     "[turnpass: there is no result of this call; it may or may not have been executed]";
 pub(super) const EMPTY_ERROR: &str = "[turnpass: the tool failed without saying why]";
 pub(super) const ORPHAN: &str =

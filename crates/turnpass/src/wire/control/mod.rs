@@ -270,6 +270,9 @@ pub fn assistant_line(message_id: &str, model: &str, content: &RawValue) -> Line
     #[derive(Serialize)]
     struct Assistant<'a> {
         r#type: &'static str,
+        /// Becomes the record's uuid in the transcript, at which a conversation can be resumed (2.1.294 to 2.1.332).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        uuid: Option<&'a str>,
         message: Message<'a>,
     }
     #[derive(Serialize)]
@@ -290,6 +293,9 @@ pub fn assistant_line(message_id: &str, model: &str, content: &RawValue) -> Line
     }
     Line::of(&Assistant {
         r#type: "assistant",
+        uuid: uuid::Uuid::try_parse(message_id)
+            .is_ok()
+            .then_some(message_id),
         message: Message {
             role: "assistant",
             content,

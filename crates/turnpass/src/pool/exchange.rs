@@ -1,0 +1,495 @@
+//! One generation between the moment when the CLI was asked and its end: the loop in which CLI and host meet.
+//!
+//! The loop is a table of events. Nothing in an arm waits for anything else, so a slow host and a silent CLI each meet
+//! their own deadline.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::answer::Answer;
+use super::failure;
+use super::hearing::Heard;
+use super::session::Session;
+use crate::cli::isolation::InitVerdict;
+use crate::conversation::Block;
+use crate::error::{Error, ErrorCode, Result};
+use crate::event::{Event, Notice, Plan, PlanKind, StopReason};
+use crate::limits::guard::Ticket;
+use crate::limits::rate::{Reaction, Signal};
+use crate::provider::{EventSender, TrySend};
+use crate::request::Limits;
+use crate::turn::{Finished, ToolNames, Turn};
+use crate::wire::messages::StreamEvent;
+use crate::wire::stream_json::{Failure, FailureKind, Verdict};
+
+/// From the end of the model's message to the end of the CLI's turn; 4 to 15 ms were measured (2.1.332).
+pub(crate) const FINALISATION_GRACE: Duration = Duration::from_secs(10);
+
+/// From a broken message to what the CLI says of it; it comes with the same piece of its output (2.1.332).
+const CUT_GRACE: Duration = Duration::from_secs(2);
+
+/// How a generation ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// The model's message is whole, and the host has everything but its end.
+    Whole(Box<Whole>),
+    /// The host is to hear this; the turn has to be taken back.
+    Failed(Error),
+    /// The host is gone; the turn has to be taken back.
+    Cancelled,
+    /// Built-in plugins slipped through: start again with these disabled. Nothing was said.
+    Relaunch(Vec<String>),
+}
+
+/// A whole message.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    pub(crate) finished: Finished,
+    /// The uuid at which a resume holds it; none when the CLI did not confirm it.
+    pub(crate) uuid: Option<String>,
+    pub(crate) after: After,
+}
+
+/// What is to be done with the CLI's turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    /// It is over.
+    Over,
+    /// It waits for the results of tools.
+    Parked,
+    /// It is to be taken back: the CLI does not take the message for an answer, or wanted to go on by itself.
+    Undo,
+    /// The process is to be killed at once: the CLI may be about to ask again, and has not taken it yet that it must not.
+    Kill,
+}
+
+/// What came of an exchange.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) ended: Ended,
+    /// Requests that reached the service.
+    pub(crate) requests: u32,
+    /// The CLI said nothing at all.
+    pub(crate) is_silent: bool,
+    /// Credits came into use, so the pool serves no more.
+    pub(crate) closes_pool: Option<Error>,
+    /// The process is to be killed at once.
+    pub(crate) kill: bool,
+}
+
+/// One generation.
+pub(crate) struct Exchange<'a> {
+    session: &'a mut Session,
+    events: &'a mut EventSender,
+    ticket: &'a Ticket,
+    limits: Limits,
+    answer: Answer,
+    names: Box<dyn Fn() -> ToolNames + Send + Sync + 'a>,
+    queue: VecDeque<Event>,
+    finished: Option<Finished>,
+    started: Instant,
+    progress: Option<Instant>,
+    whole: Option<Instant>,
+    host_is_slow: bool,
+    requests: u32,
+    is_silent: bool,
+    closes_pool: Option<Error>,
+    /// What an event said of a limit.
+    limit: Option<Error>,
+    /// The status that was tried again last.
+    retried: Option<u16>,
+    /// When the CLI closed the message itself.
+    cut: Option<Instant>,
+    kill: bool,
+}
+
+impl<'a> Exchange<'a> {
+    /// A generation whose line, or whose results of tools, are on their way to the CLI.
+    pub(crate) fn new(
+        session: &'a mut Session,
+        events: &'a mut EventSender,
+        ticket: &'a Ticket,
+        (limits, started): (Limits, Instant),
+        names: impl Fn() -> ToolNames + Send + Sync + 'a,
+        how: Plan,
+    ) -> Self {
+        Self {
+            answer: Answer::new(names(), how),
+            names: Box::new(names),
+            session,
+            events,
+            ticket,
+            limits,
+            queue: VecDeque::new(),
+            finished: None,
+            started,
+            progress: None,
+            whole: None,
+            host_is_slow: false,
+            requests: 1,
+            is_silent: true,
+            closes_pool: None,
+            limit: None,
+            retried: None,
+            cut: None,
+            kill: false,
+        }
+    }
+
+    /// Runs the generation to its end.
+    pub(crate) async fn run(mut self) -> Outcome {
+        let ended = match self.table().await {
+            Ended::Failed(error) => {
+                Ended::Failed(error.with_output_seen(self.answer.turn().output_seen()))
+            }
+            other => other,
+        };
+        self.ticket.spent(&self.answer.turn().usage());
+        Outcome {
+            ended,
+            requests: self.requests,
+            is_silent: self.is_silent,
+            closes_pool: self.closes_pool,
+            kill: self.kill,
+        }
+    }
+
+    async fn table(&mut self) -> Ended {
+        loop {
+            if let Err(Gone) = self.flush() {
+                return Ended::Cancelled;
+            }
+            let (deadline, late) = self.deadline();
+            let heard = tokio::select! {
+                () = self.events.cancelled().cancelled() => return Ended::Cancelled,
+                () = tokio::time::sleep_until(deadline) => return Ended::Failed(late),
+                () = self.events.ready(), if !self.queue.is_empty() => continue,
+                heard = self.session.next(Some(&mut self.answer)), if self.queue.is_empty() => heard,
+            };
+            let step = match heard {
+                Ok(heard) => self.heard(heard),
+                // After a whole message only the process is lost.
+                Err(error) => match self.finished.take() {
+                    Some(finished) => Ok(Some(self.release(finished, After::Undo))),
+                    None => Err(error),
+                },
+            };
+            match step {
+                Ok(None) => {}
+                Ok(Some(ended)) => return self.deliver(ended).await,
+                Err(error) => return self.deliver(Ended::Failed(error)).await,
+            }
+        }
+    }
+
+    /// What was decoded before the end belongs to the host, in order and before it.
+    async fn deliver(&mut self, ended: Ended) -> Ended {
+        self.queue.extend(self.answer.out.drain(..));
+        let total = self.started + self.limits.total;
+        loop {
+            match self.flush() {
+                Err(Gone) => return Ended::Cancelled,
+                Ok(()) if self.queue.is_empty() => return ended,
+                Ok(()) => {}
+            }
+            tokio::select! {
+                () = self.events.cancelled().cancelled() => return Ended::Cancelled,
+                () = tokio::time::sleep_until(total) => return ended,
+                () = self.events.ready() => {}
+            }
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), Gone> {
+        while let Some(event) = self.queue.pop_front() {
+            match self.events.try_send(event) {
+                Ok(()) => {}
+                Err(TrySend::Full(event)) => {
+                    self.queue.push_front(*event);
+                    self.host_is_slow = true;
+                    return Ok(());
+                }
+                Err(TrySend::Cancelled) => return Err(Gone),
+            }
+        }
+        if std::mem::take(&mut self.host_is_slow)
+            && let Some(progress) = &mut self.progress
+        {
+            // While the host did not read, nothing was read from the CLI; its silence counts from now.
+            *progress = Instant::now();
+        }
+        Ok(())
+    }
+
+    fn deadline(&self) -> (Instant, Error) {
+        let total = self.started + self.limits.total;
+        let late = |code: ErrorCode, limit: Duration| {
+            let what = format!("the deadline of {} s passed", limit.as_secs_f32());
+            Error::new(code, what)
+        };
+        if let Some(cut) = self.cut {
+            return (
+                cut + CUT_GRACE,
+                interrupted("the connection to the service was lost"),
+            );
+        }
+        let (at, error) = match (self.whole, self.progress) {
+            (Some(whole), _) => (
+                whole + FINALISATION_GRACE,
+                late(ErrorCode::ProcessCleanup, FINALISATION_GRACE),
+            ),
+            (None, Some(progress)) => (
+                progress + self.limits.idle,
+                late(ErrorCode::IdleTimeout, self.limits.idle),
+            ),
+            (None, None) => (
+                self.started + self.limits.start,
+                late(ErrorCode::StartTimeout, self.limits.start),
+            ),
+        };
+        // A host that does not read is not the CLI's silence: only the overall deadline counts then.
+        if at > total || !self.queue.is_empty() {
+            return (total, late(ErrorCode::TotalTimeout, self.limits.total));
+        }
+        (at, error)
+    }
+
+    fn heard(&mut self, heard: Heard) -> Result<Option<Ended>> {
+        self.is_silent = false;
+        self.session.settle_controls()?;
+        match heard {
+            Heard::Answer => {
+                if self.progress.is_none() && self.answer.turn().has_begun() {
+                    // One request of the host is one of the CLI: whatever it would ask by itself after this message is
+                    // refused, until the host speaks again.
+                    self.session.close_gate()?;
+                    self.ticket.begun();
+                }
+                self.progress = Some(Instant::now());
+                self.queue.extend(self.answer.out.drain(..));
+                return self.before_it_goes_on();
+            }
+            Heard::MessageStop => return self.message_stop(),
+            Heard::Cut { fails: false } if !self.session.is_shut() => {
+                // It goes on by itself after whole blocks, and may not have taken it yet that it must not.
+                self.kill = true;
+                return Err(interrupted("the connection to the service was lost"));
+            }
+            Heard::Cut { .. } if self.answer.calls().is_empty() => {
+                // The CLI says next what it was: an error of the service, or a lost connection.
+                self.cut.get_or_insert_with(Instant::now);
+            }
+            // It would keep the call and wait for its result.
+            Heard::Cut { .. } => return Err(interrupted("the connection to the service was lost")),
+            Heard::Init { verdict, .. } => return self.judged(verdict),
+            Heard::WentOn => {
+                // It says so before it would ask, which the gate does not let it.
+                self.requests += u32::from(!self.session.is_shut());
+                return match self.finished.take() {
+                    Some(finished) => Ok(Some(self.release(finished, After::Undo))),
+                    None => Err(interrupted("the answer broke off and the CLI began anew")),
+                };
+            }
+            Heard::Retry { status } => {
+                // A sign-in that is renewed is announced twice and asked again once (2.1.332).
+                if status.is_some() && self.retried == status {
+                    return Ok(None);
+                }
+                self.retried = status;
+                self.requests += 1;
+                if self.answer.turn().has_begun() {
+                    return Err(interrupted("the answer broke off and the CLI tries again"));
+                }
+                let reason = "the CLI tries again".to_owned();
+                self.queue
+                    .push_back(Event::Notice(Notice::Retry { status, reason }));
+            }
+            Heard::ModelFallback => return self.fell_back(),
+            Heard::Limits(signal) => return self.limited(&signal),
+            Heard::Result(verdict) => return self.result(verdict),
+            Heard::Results(_) | Heard::Cancelled { .. } => {}
+            // Dealt with in the session.
+            Heard::Noted | Heard::Control { .. } | Heard::Mcp(_) | Heard::Unsupported { .. } => {}
+            Heard::Broken(error) => return Err(error),
+        }
+        Ok(None)
+    }
+
+    fn judged(&mut self, verdict: InitVerdict) -> Result<Option<Ended>> {
+        match verdict {
+            InitVerdict::Isolated => Ok(None),
+            InitVerdict::Refused(error) => Err(error),
+            InitVerdict::BuiltinPlugins(plugins) if !self.answer.turn().has_begun() => {
+                Ok(Some(Ended::Relaunch(plugins)))
+            }
+            InitVerdict::BuiltinPlugins(plugins) => {
+                let what = format!("built-in plugins are active: {}", plugins.join(", "));
+                Err(Error::new(ErrorCode::IsolationCustomizations, what))
+            }
+        }
+    }
+
+    /// With its stop reason a message is whole. A short one can be faster than the closing of the gate.
+    fn before_it_goes_on(&mut self) -> Result<Option<Ended>> {
+        let turn = self.answer.turn();
+        let may_go_on = turn.stop_reason().is_some() && !turn.is_stopped() && goes_on(turn);
+        if !may_go_on || self.session.is_shut() {
+            return Ok(None);
+        }
+        self.answer.event(&StreamEvent::MessageStop)?;
+        self.queue.extend(self.answer.out.drain(..));
+        match self.answer.finish() {
+            Some(finished) => Ok(Some(self.release(finished, After::Kill))),
+            None => Err(interrupted("the answer ended without its token counts")),
+        }
+    }
+
+    fn message_stop(&mut self) -> Result<Option<Ended>> {
+        self.queue.extend(self.answer.out.drain(..));
+        let Some(finished) = self.answer.finish() else {
+            return Err(interrupted("the answer ended without its token counts"));
+        };
+        if !self.session.is_isolated() {
+            let what = "the CLI answered before it said what it loaded";
+            return Err(Error::new(ErrorCode::ProtocolInit, what));
+        }
+        if finished.has_calls() {
+            let rejected = |event: &Event| matches!(event, Event::ToolRejected { .. });
+            let after = match finished.stop {
+                StopReason::ToolUse if !finished.suffix.iter().any(rejected) => After::Parked,
+                // The CLI answers what it does not issue itself, in its own words; the host is to answer.
+                _ if self.session.is_shut() => After::Undo,
+                _ => After::Kill,
+            };
+            return Ok(Some(self.release(finished, after)));
+        }
+        self.whole = Some(Instant::now());
+        self.finished = Some(finished);
+        Ok(None)
+    }
+
+    fn release(&mut self, mut finished: Finished, after: After) -> Ended {
+        if after == After::Parked {
+            self.session.announce(&self.answer.calls());
+        }
+        self.queue.extend(finished.suffix.drain(..));
+        Ended::Whole(Box::new(Whole {
+            uuid: self.answer.uuid().map(str::to_owned),
+            finished,
+            after,
+        }))
+    }
+
+    /// The CLI asks another model. What was said until now no longer counts; and when nothing was said, the model that
+    /// the host asked for is not to be had, and no other is taken for it.
+    fn fell_back(&mut self) -> Result<Option<Ended>> {
+        self.requests += 1;
+        let reason = "the CLI went over to another model".to_owned();
+        if !self.answer.turn().has_begun() {
+            return Err(Error::new(ErrorCode::ModelNotFound, reason));
+        }
+        self.finished = None;
+        self.whole = None;
+        self.session.open_gate()?;
+        self.progress = Some(Instant::now());
+        self.queue.push_back(Event::Retracted {
+            reason: reason.clone(),
+        });
+        let how = Plan {
+            kind: PlanKind::Continued,
+            reason,
+        };
+        self.answer = Answer::new((self.names)(), how);
+        Ok(None)
+    }
+
+    fn limited(&mut self, signal: &Signal) -> Result<Option<Ended>> {
+        match self.ticket.signalled(signal) {
+            Reaction::Go => {}
+            Reaction::Tell(notice) => self.queue.push_back(Event::Notice(notice)),
+            Reaction::End {
+                error,
+                closes_pool: true,
+            } => {
+                self.closes_pool = Some(error.clone());
+                return Err(error);
+            }
+            // The end of the turn says whether it failed for that.
+            Reaction::End { error, .. } => self.limit = Some(error),
+        }
+        Ok(None)
+    }
+
+    fn result(&mut self, verdict: Verdict) -> Result<Option<Ended>> {
+        match verdict {
+            Verdict::Acknowledged => Ok(None),
+            Verdict::Completed | Verdict::MaxTurns => {
+                self.answer.turn_is_over()?;
+                self.queue.extend(self.answer.out.drain(..));
+                match self.finished.take().or_else(|| self.answer.finish()) {
+                    Some(finished) => Ok(Some(self.release(finished, After::Over))),
+                    None => Err(Error::new(
+                        ErrorCode::ProtocolResult,
+                        "the CLI ended its turn without an answer",
+                    )),
+                }
+            }
+            Verdict::Failed(failure) => match self.finished.take() {
+                Some(finished) => Ok(Some(self.release(finished, After::Undo))),
+                None => Err(self.failed(&failure)),
+            },
+            _ => Err(Error::new(
+                ErrorCode::ProcessExit,
+                "the CLI broke its turn off",
+            )),
+        }
+    }
+}
+
+impl Exchange<'_> {
+    /// A turn that failed without a whole message.
+    fn failed(&mut self, failure: &Failure) -> Error {
+        let begun = self.answer.turn().has_begun();
+        if begun && failure.kind == FailureKind::PromptTooLong {
+            // Not the service's word: the CLI wanted to go on by itself after a broken answer, and was not let.
+            return interrupted("the answer broke off");
+        }
+        let said = match self.ticket.signalled(&Signal::of_failure(failure)) {
+            Reaction::End { error, .. } => Some(error),
+            _ => None,
+        };
+        let error = match (self.limit.take(), said) {
+            // The event tells when the limit opens again.
+            (Some(limit), _) if limit.code() == ErrorCode::UsageLimit => limit,
+            (_, Some(said)) => said,
+            (limit, None) => return limit.unwrap_or_else(|| failure::error(failure, begun)),
+        };
+        match failure.status {
+            Some(status) => error.with_status(status),
+            None => error,
+        }
+    }
+}
+
+/// The host is gone.
+struct Gone;
+
+/// Whether the CLI asks again by itself after a message that has ended so (2.1.294, 2.1.310, 2.1.332). Not after a
+/// refusal, which the environment of its process forbids; with calls it goes on with their results.
+fn goes_on(turn: &Turn) -> bool {
+    match turn.stop_reason() {
+        Some(StopReason::MaxTokens | StopReason::ContextWindowExceeded) => true,
+        Some(StopReason::Refusal { .. } | StopReason::PauseTurn) | None => false,
+        _ => {
+            let visible =
+                |block: &Block| block.as_text().is_some_and(|text| !text.trim().is_empty());
+            turn.call_ids().next().is_none() && !turn.partial().content.iter().any(visible)
+        }
+    }
+}
+
+fn interrupted(what: &str) -> Error {
+    Error::new(ErrorCode::StreamInterrupted, what)
+}

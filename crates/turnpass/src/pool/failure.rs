@@ -1,0 +1,107 @@
+//! What a failed turn of the CLI means. Pure.
+//!
+//! The CLI tells the service's refusal by its status and in words of its own, which are read here and never shown.
+
+use crate::error::{Error, ErrorCode};
+use crate::limits::rate::is_billing_sentence;
+use crate::relay::completion::native_failure;
+use crate::wire::stream_json::{Failure, FailureKind};
+
+/// The error of a failed turn; `begun` when the answer had begun.
+pub(crate) fn error(failure: &Failure, begun: bool) -> Error {
+    let text = failure.text.to_lowercase();
+    let code = match (failure.status, failure.kind) {
+        (_, FailureKind::PromptTooLong) => Some(ErrorCode::ContextLengthExceeded),
+        (Some(403), _) if text.contains("oauth token has been revoked") => Some(ErrorCode::Auth),
+        (Some(403), _) => Some(ErrorCode::Forbidden),
+        (Some(404), _) => Some(ErrorCode::ModelNotFound),
+        (Some(413), _) => Some(ErrorCode::HistoryTooLarge),
+        (Some(400), _) if is_billing_sentence(&text) => Some(ErrorCode::Billing),
+        (Some(400 | 422), _) => Some(ErrorCode::UpstreamRejected),
+        (Some(500..), FailureKind::Other) => Some(ErrorCode::UpstreamError),
+        // Nothing had come: whoever asks again loses nothing.
+        (None, FailureKind::Connection) if !begun => Some(ErrorCode::UpstreamUnreachable),
+        _ => None,
+    };
+    let Some(code) = code else {
+        return native_failure(failure);
+    };
+    let error = Error::new(
+        code,
+        format!("the CLI says that its turn failed ({:?})", failure.kind),
+    );
+    match failure.status {
+        Some(status) => error.with_status(status),
+        None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_read_by_its_status_and_its_kind() {
+        use FailureKind as Kind;
+        let rows = [
+            (Some(400), Kind::Other, "bad", ErrorCode::UpstreamRejected),
+            (
+                Some(400),
+                Kind::PromptTooLong,
+                "",
+                ErrorCode::ContextLengthExceeded,
+            ),
+            (
+                None,
+                Kind::PromptTooLong,
+                "",
+                ErrorCode::ContextLengthExceeded,
+            ),
+            (
+                Some(400),
+                Kind::InvalidRequest,
+                "You are out of extra usage",
+                ErrorCode::Billing,
+            ),
+            (Some(401), Kind::Authentication, "", ErrorCode::Auth),
+            (Some(403), Kind::Authentication, "no", ErrorCode::Forbidden),
+            (
+                Some(403),
+                Kind::Authentication,
+                "OAuth token has been revoked",
+                ErrorCode::Auth,
+            ),
+            (Some(404), Kind::ModelNotFound, "", ErrorCode::ModelNotFound),
+            (Some(413), Kind::Image, "", ErrorCode::HistoryTooLarge),
+            (Some(429), Kind::RateLimited, "", ErrorCode::RateLimit),
+            (Some(500), Kind::Server, "", ErrorCode::UpstreamError),
+            (Some(529), Kind::Overloaded, "", ErrorCode::Overloaded),
+        ];
+        for (status, kind, text, code) in rows {
+            let failure = Failure {
+                kind,
+                status,
+                word: None,
+                text: text.to_owned(),
+            };
+            let error = error(&failure, false);
+            assert_eq!(error.code(), code, "{status:?} {kind:?}");
+            assert_eq!(error.status(), status);
+        }
+    }
+
+    #[test]
+    fn a_lost_connection_is_an_interruption_only_after_the_answer_had_begun() {
+        let failure = Failure {
+            kind: FailureKind::Connection,
+            status: None,
+            word: None,
+            text: String::new(),
+        };
+        assert_eq!(
+            error(&failure, false).code(),
+            ErrorCode::UpstreamUnreachable
+        );
+        assert_eq!(error(&failure, true).code(), ErrorCode::StreamInterrupted);
+    }
+}

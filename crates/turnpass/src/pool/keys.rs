@@ -1,0 +1,139 @@
+//! Which conversation of the CLI a call belongs to. Pure.
+
+use crate::request::{CallKind, Request, TransportSession};
+
+/// The key of one live process. Model and effort are no part of it (pool document).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Key {
+    name: String,
+    kind: Kind,
+}
+
+/// Kept apart from the name, so that no name of a host's can be another kind's key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Kind {
+    Conversation,
+    Advisor,
+    Summary,
+}
+
+/// What marks an advisor's key (pool document).
+const ADVISOR: &str = "|advisor";
+/// What marks the key of a summary's process.
+const SUMMARY: &str = "|summary";
+
+impl Key {
+    /// The key of a call: the transport session, else its parent's, else `default`; an advisor has one of its own.
+    pub(crate) fn of(request: &Request) -> Self {
+        let own = session_of(request);
+        let (name, kind) = match (request.call, &request.parent) {
+            (CallKind::Advisor, None) => (format!("{own}-advisor{ADVISOR}"), Kind::Advisor),
+            (CallKind::Advisor, Some(_)) => {
+                (format!("{own}-subagent-advisor{ADVISOR}"), Kind::Advisor)
+            }
+            _ => (own.to_owned(), Kind::Conversation),
+        };
+        Self { name, kind }
+    }
+
+    /// The key of the process that a summary of this conversation gets when it has one of its own.
+    pub(crate) fn of_summary(&self) -> Self {
+        Self {
+            name: format!("{}{SUMMARY}", self.name),
+            kind: Kind::Summary,
+        }
+    }
+
+    /// Whether its process is ended when nobody has asked it for an hour.
+    pub(crate) fn is_advisor(&self) -> bool {
+        self.kind == Kind::Advisor
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.name
+    }
+}
+
+fn session_of(request: &Request) -> &str {
+    match &request.parent {
+        Some(parent) if request.session == TransportSession::default() => &parent.0,
+        _ => &request.session.0,
+    }
+}
+
+/// Whether a call keeps its conversation on disk and tells the host a state: the parent's normal calls alone.
+pub(crate) fn persists(request: &Request) -> bool {
+    request.call == CallKind::Normal && request.parent.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conversation::Message;
+
+    fn request(session: Option<&str>, parent: Option<&str>, call: CallKind) -> Request {
+        let mut request = Request::new("sonnet", vec![Message::user("x")]);
+        if let Some(session) = session {
+            request.session = TransportSession(session.to_owned());
+        }
+        request.parent = parent.map(|parent| TransportSession(parent.to_owned()));
+        request.call = call;
+        request
+    }
+
+    #[test]
+    fn keys_are_as_the_pool_document_says() {
+        use CallKind::{Advisor, Normal, SubAgent};
+        let rows = [
+            (Some("a"), None, Normal, "a"),
+            (None, None, Normal, "default"),
+            (None, Some("p"), SubAgent, "p"),
+            (Some("c"), Some("p"), SubAgent, "c"),
+            (Some("a"), None, Advisor, "a-advisor|advisor"),
+            (Some("c"), Some("p"), Advisor, "c-subagent-advisor|advisor"),
+        ];
+        for (session, parent, call, key) in rows {
+            let key_of = Key::of(&request(session, parent, call));
+            assert_eq!(key_of.as_str(), key);
+            assert_eq!(key_of.is_advisor(), call == Advisor);
+        }
+    }
+
+    #[test]
+    fn no_name_is_another_kinds_key() {
+        let advisor = Key::of(&request(Some("a"), None, CallKind::Advisor));
+        let named = Key::of(&request(Some(advisor.as_str()), None, CallKind::Normal));
+        assert_ne!(advisor, named);
+        assert!(!named.is_advisor());
+        assert_ne!(
+            Key::of(&request(Some("a|summary"), None, CallKind::Normal)),
+            Key::of(&request(Some("a"), None, CallKind::Normal)).of_summary()
+        );
+    }
+
+    #[test]
+    fn model_and_effort_are_no_part_of_a_key() {
+        let mut other = request(Some("a"), None, CallKind::Normal);
+        other.model = "opus".into();
+        other.effort = Some(crate::request::Effort::High);
+        assert_eq!(
+            Key::of(&other),
+            Key::of(&request(Some("a"), None, CallKind::Normal))
+        );
+    }
+
+    #[test]
+    fn only_the_parents_normal_calls_persist() {
+        for call in [
+            CallKind::Normal,
+            CallKind::SubAgent,
+            CallKind::Advisor,
+            CallKind::Summary,
+        ] {
+            for parent in [None, Some("p")] {
+                let wanted = call == CallKind::Normal && parent.is_none();
+                assert_eq!(persists(&request(Some("a"), parent, call)), wanted);
+            }
+        }
+    }
+}

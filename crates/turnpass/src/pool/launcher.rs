@@ -1,0 +1,179 @@
+//! From a found, checked and signed-in CLI to a live session.
+
+use std::collections::BTreeSet;
+use std::fs::DirBuilder;
+use std::num::NonZeroU32;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio_util::task::TaskTracker;
+
+use super::lock::SessionLock;
+use super::session::Session;
+use crate::cli::environment::{Base, Environment, InheritedCredentials, Snapshot};
+use crate::cli::installed::Installed;
+use crate::cli::launch::{self, Ground, PoolProcess, Resume};
+use crate::cli::places::Place;
+use crate::cli::private_dir::{PrivateDir, roots};
+use crate::cli::starts::Starts;
+use crate::error::{Error, ErrorCode, Result};
+use crate::record::RawFile;
+use crate::request::{Request, ThinkingDisplay};
+
+/// Processes that start at the same time; a start is over when the CLI's first record comes. It takes one core for a
+/// third of a second, and several at once slow the generations that run, and may renew one sign-in at once (bug 43).
+const STARTS: NonZeroU32 = NonZeroU32::new(2).expect("two is not zero");
+
+/// The working directory of conversations whose host names none, in the pool's part of the state directory. It is the
+/// same for every process: the CLI tells the model when a resumed conversation goes on elsewhere (2.1.332).
+const WORK: &str = "work";
+
+/// Starts processes for a pool.
+#[derive(Debug)]
+pub(crate) struct Launcher {
+    pub(crate) installed: Arc<Installed>,
+    pub(crate) snapshot: Snapshot,
+    pub(crate) inherited: InheritedCredentials,
+    pub(crate) record: Option<PathBuf>,
+    pub(crate) pool_dir: Option<PathBuf>,
+    pub(crate) base_url: Option<String>,
+    learned: Mutex<BTreeSet<String>>,
+    starts: Starts,
+    tasks: TaskTracker,
+}
+
+/// What cannot be changed about a process once it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) thinking: ThinkingDisplay,
+    pub(crate) persists: bool,
+    pub(crate) directory: Option<PathBuf>,
+    pub(crate) time_zone: Option<String>,
+    pub(crate) max_turns: Option<u32>,
+}
+
+/// A stored conversation of the CLI to begin with.
+#[derive(Debug)]
+pub(crate) struct Stored<'a> {
+    pub(crate) session: &'a str,
+    pub(crate) at: &'a str,
+    /// The lock, to resume; without it the conversation is forked.
+    pub(crate) lock: Option<SessionLock>,
+}
+
+impl Shape {
+    pub(crate) fn of(request: &Request, persists: bool) -> Self {
+        Self {
+            thinking: request.thinking,
+            persists,
+            directory: request.place.directory.clone(),
+            time_zone: request.place.time_zone.clone(),
+            max_turns: None,
+        }
+    }
+}
+
+impl Launcher {
+    pub(crate) fn new(
+        installed: Arc<Installed>,
+        snapshot: Snapshot,
+        options: &super::PoolOptions,
+        tasks: TaskTracker,
+    ) -> Self {
+        Self {
+            installed,
+            snapshot,
+            inherited: options.inherited_credentials,
+            record: options.record.clone(),
+            pool_dir: options.state_dir.as_ref().map(|dir| dir.join("pool")),
+            base_url: options
+                .lab_upstream
+                .as_ref()
+                .map(|url| url.as_str().to_owned()),
+            learned: Mutex::default(),
+            starts: Starts::new(STARTS),
+            tasks,
+        }
+    }
+
+    /// Built-in plugins that slipped through.
+    pub(crate) fn learn(&self, plugins: Vec<String>) {
+        self.learned().extend(plugins);
+    }
+
+    fn learned(&self) -> std::sync::MutexGuard<'_, BTreeSet<String>> {
+        self.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a process. The sign-in is checked first. It is told nothing yet.
+    pub(crate) async fn start(
+        &self,
+        shape: &Shape,
+        key: &str,
+        stored: Option<Stored<'_>>,
+        place: Place,
+    ) -> Result<Session> {
+        let found = self.installed.checked().await?;
+        let sign_in = self.installed.signed_in().await?;
+        let turn = self.starts.turn(sign_in.expires_at).await?;
+        let program = found.executable.path;
+        let dir = PrivateDir::create(&roots(&self.snapshot))?;
+        let tmp = dir.tmp();
+        let base = Base {
+            program: &program,
+            tmp: &tmp,
+            time_zone: shape.time_zone.as_deref(),
+            inherited: self.inherited,
+        };
+        let ground = Ground {
+            environment: Environment::build(&self.snapshot, base)?,
+            program,
+            dir: dir.path().to_owned(),
+            cwd: self.cwd(shape, &dir)?,
+            learned_plugins: self.learned().clone(),
+        };
+        let wanted = PoolProcess {
+            thinking: shape.thinking,
+            persists: shape.persists,
+            resume: stored.as_ref().map(|stored| Resume {
+                session: stored.session,
+                at: Some(stored.at),
+                fork: stored.lock.is_none(),
+            }),
+            max_turns: shape.max_turns,
+            server: None,
+            base_url: self.base_url.as_deref(),
+        };
+        let launch = launch::pool(&ground, &wanted)?;
+        // A recording that cannot be made fails the start, before there is anything to record (pool origin).
+        let folder = self.record.as_deref();
+        let raw = folder.map(|dir| RawFile::create(dir, key)).transpose()?;
+        let group = launch.start(&dir)?;
+        let mut session = Session::new((group, raw), dir, place, shape.clone(), &self.tasks)?;
+        session.starting = Some(turn);
+        session.lock = stored.and_then(|stored| stored.lock);
+        Ok(session)
+    }
+
+    fn cwd(&self, shape: &Shape, dir: &PrivateDir) -> Result<PathBuf> {
+        if let Some(directory) = &shape.directory {
+            return Ok(directory.clone());
+        }
+        let Some(pool) = self.pool_dir.as_ref().filter(|_| shape.persists) else {
+            return Ok(dir.work());
+        };
+        let work = pool.join(WORK);
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&work);
+        made.map_err(|error| {
+            let what = format!("{} cannot be made: {error}", work.display());
+            Error::new(ErrorCode::LaunchFailed, what)
+        })?;
+        Ok(work)
+    }
+
+    /// Ends the checks that are under way.
+    pub(crate) async fn shutdown(&self) {
+        self.installed.shutdown().await;
+    }
+}

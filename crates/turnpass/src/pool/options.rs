@@ -1,0 +1,83 @@
+//! How a pool is set up, as data.
+
+use std::path::PathBuf;
+
+use crate::cli::environment::InheritedCredentials;
+use crate::cli::places::PROCESS_BYTES;
+use crate::limits::Policy;
+use crate::limits::budget::Budgets;
+use crate::relay::LoopbackUrl;
+
+/// How a conversation is given to a process that does not have it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Reseed {
+    /// As the CLI's own messages: calls, results, images and signed thinking stay what they are.
+    #[default]
+    Native,
+    /// As one user message that tells the whole conversation: the pool document's way. Calls are text then, and thinking
+    /// is left out.
+    Transcript,
+}
+
+/// How the host's tools are served to the CLI.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ToolCarrier {
+    /// Over the CLI's own input and output: no port, no token, no process.
+    #[default]
+    InBand,
+    /// By a listener on loopback behind a bearer: the pool document's way.
+    Http,
+}
+
+/// How a pool is set up.
+#[derive(Clone, Debug)]
+pub struct PoolOptions {
+    /// How a conversation is given to a process that does not have it.
+    pub reseed: Reseed,
+    /// How the host's tools are served.
+    pub tools: ToolCarrier,
+    /// Where the CLI is; `None` searches for it.
+    pub claude_path: Option<PathBuf>,
+    /// What to do when our environment names a credential.
+    pub inherited_credentials: InheritedCredentials,
+    /// Memory for live processes, in bytes; at [`PROCESS_BYTES`] each, at least one. When a conversation needs a process
+    /// and there is no room, the one that was idle longest is ended; it is resumed or told anew when it is needed again.
+    pub memory_budget_bytes: u64,
+    /// Whether a process is kept ready for the next conversation, within the budget.
+    pub spare: bool,
+    /// What to do about paid usage credits; `None` is `require_off`, and `off` in a laboratory run, where nothing is
+    /// charged.
+    pub usage_gate: Option<Policy>,
+    /// What the person allows.
+    pub budgets: Budgets,
+    /// Where requests and tokens are counted, locks of the CLI's sessions are held and the pool's own state is shown.
+    /// Without it a stored conversation is forked and never resumed, since nobody can tell whether another program has
+    /// it.
+    pub state_dir: Option<PathBuf>,
+    /// A loopback upstream in place of the service.
+    pub lab_upstream: Option<LoopbackUrl>,
+    /// The CLI's HOME in a laboratory run.
+    pub lab_home: Option<PathBuf>,
+    /// A folder for raw recordings of what each CLI process prints. It holds prompts, answers, results of tools and
+    /// account details.
+    pub record: Option<PathBuf>,
+}
+
+impl Default for PoolOptions {
+    fn default() -> Self {
+        Self {
+            reseed: Reseed::default(),
+            tools: ToolCarrier::default(),
+            claude_path: None,
+            inherited_credentials: InheritedCredentials::default(),
+            memory_budget_bytes: 8 * PROCESS_BYTES,
+            spare: true,
+            usage_gate: None,
+            budgets: Budgets::default(),
+            state_dir: None,
+            lab_upstream: None,
+            lab_home: None,
+            record: None,
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! The live processes of a pool: one seat for each key, places within the memory budget, one spare.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::keys::Key;
+use super::launcher::{Launcher, Shape, Stored};
+use super::session::{Phase, Session};
+use super::status::{Board, Shown};
+use crate::cli::places::{Place, Places};
+use crate::error::{Error, ErrorCode, Result};
+use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
+
+/// An advisor's process that was not asked for so long is ended (pool document).
+pub(crate) const ADVISOR_IDLE: Duration = Duration::from_secs(60 * 60);
+/// How often advisors are looked at.
+const REAP_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The seat of one key: its process, or none. Whoever holds it serves the key; others wait in order.
+pub(crate) type Held = OwnedMutexGuard<Option<Session>>;
+
+#[derive(Debug)]
+struct Seat {
+    session: Arc<tokio::sync::Mutex<Option<Session>>>,
+    used: Instant,
+}
+
+/// The seats.
+#[derive(Debug)]
+pub(crate) struct Table {
+    pub(crate) launcher: Launcher,
+    seats: Mutex<HashMap<Key, Seat>>,
+    places: Places,
+    spare: Mutex<Option<Spare>>,
+    keeps_spare: bool,
+    board: Board,
+    tasks: TaskTracker,
+    closing: CancellationToken,
+}
+
+/// A process that was told nothing yet.
+#[derive(Debug)]
+enum Spare {
+    Coming(Shape),
+    Ready(Box<Session>, String),
+}
+
+impl Table {
+    pub(crate) fn new(
+        launcher: Launcher,
+        options: &super::PoolOptions,
+        tasks: TaskTracker,
+    ) -> Arc<Self> {
+        let board = Board::new(launcher.pool_dir.as_deref());
+        let table = Arc::new(Self {
+            launcher,
+            seats: Mutex::default(),
+            places: Places::within(options.memory_budget_bytes),
+            spare: Mutex::default(),
+            keeps_spare: options.spare,
+            board,
+            tasks,
+            closing: CancellationToken::new(),
+        });
+        let (weak, closing) = (Arc::downgrade(&table), table.closing.clone());
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    () = closing.cancelled() => return,
+                    () = tokio::time::sleep(REAP_INTERVAL) => {}
+                }
+                let Some(table) = weak.upgrade() else { return };
+                table.reap(Instant::now());
+            }
+        });
+        table
+    }
+
+    /// Waits for the seat of a key. Waiters are served in order; dropping the future leaves the queue.
+    pub(crate) async fn seat(&self, key: &Key) -> Held {
+        let session = {
+            let mut seats = self.seats();
+            let seat = seats.entry(key.clone()).or_insert_with(|| Seat {
+                session: Arc::default(),
+                used: Instant::now(),
+            });
+            seat.used = Instant::now();
+            Arc::clone(&seat.session)
+        };
+        session.lock_owned().await
+    }
+
+    /// The seat of a key, if nobody is using it and it has a process.
+    pub(crate) fn free_seat(&self, key: &Key) -> Option<Held> {
+        let session = Arc::clone(&self.seats().get(key)?.session);
+        session.try_lock_owned().ok().filter(|held| held.is_some())
+    }
+
+    /// A process for a conversation: the spare when it is of this shape, else a new one.
+    ///
+    /// # Cancel safety
+    ///
+    /// A start that is under way when the future is dropped is ended.
+    pub(crate) async fn start(
+        self: &Arc<Self>,
+        shape: &Shape,
+        key: &Key,
+        stored: Option<Stored<'_>>,
+    ) -> Result<Session> {
+        let session = match stored {
+            None => match self.take_spare(shape).await? {
+                Some(session) => session,
+                None => {
+                    let place = self.place().await?;
+                    self.launcher
+                        .start(shape, key.as_str(), None, place)
+                        .await?
+                }
+            },
+            stored => {
+                let place = self.place().await?;
+                self.launcher
+                    .start(shape, key.as_str(), stored, place)
+                    .await?
+            }
+        };
+        Ok(session)
+    }
+
+    async fn program(&self) -> Result<String> {
+        let found = self.launcher.installed.checked().await?;
+        let path = found.executable.path.display();
+        Ok(format!("{path} {}", found.version))
+    }
+
+    async fn take_spare(&self, shape: &Shape) -> Result<Option<Session>> {
+        if !matches!(&*self.spare(), Some(Spare::Ready(..))) {
+            return Ok(None);
+        }
+        let program = self.program().await?;
+        // A success is kept for a while, so this asks nobody when the spare has just been started.
+        self.launcher.installed.signed_in().await?;
+        let taken = {
+            let mut spare = self.spare();
+            match spare.take() {
+                Some(Spare::Ready(session, of)) => Some((session, of)),
+                other => {
+                    *spare = other;
+                    None
+                }
+            }
+        };
+        let Some((session, of)) = taken else {
+            return Ok(None);
+        };
+        if of == program && session.shape == *shape && session.is_alive() {
+            return Ok(Some(*session));
+        }
+        self.end(*session);
+        Ok(None)
+    }
+
+    /// Starts a process ahead of the next conversation, if the budget has a free place.
+    pub(crate) fn keep_spare(self: &Arc<Self>, shape: &Shape) {
+        if !self.keeps_spare || !shape.persists || self.closing.is_cancelled() {
+            return;
+        }
+        {
+            let mut spare = self.spare();
+            match &*spare {
+                Some(Spare::Coming(_)) => return,
+                Some(Spare::Ready(session, _)) if session.shape == *shape => return,
+                _ => {}
+            }
+            let Some(place) = self.places.take() else {
+                return;
+            };
+            if let Some(Spare::Ready(session, _)) = spare.replace(Spare::Coming(shape.clone())) {
+                self.end(*session);
+            }
+            self.spawn_spare(shape.clone(), place);
+        }
+    }
+
+    fn spawn_spare(self: &Arc<Self>, shape: Shape, place: Place) {
+        let (table, closing) = (Arc::clone(self), self.closing.clone());
+        self.tasks.spawn(async move {
+            let coming = Coming(&table);
+            let made = async {
+                let program = table.program().await?;
+                let mut session = table.launcher.start(&shape, "spare", None, place).await?;
+                session.warm_up().await?;
+                Ok::<_, Error>((session, program))
+            };
+            let made = tokio::select! {
+                () = closing.cancelled() => return,
+                made = made => made,
+            };
+            match made {
+                Ok((session, program)) => coming.ready(session, program),
+                // A spare that could not be made costs nobody anything: the next conversation starts its own process and
+                // says what is wrong.
+                Err(error) => tracing::debug!(code = %error.code(), "no spare process"),
+            }
+        });
+    }
+
+    /// A place within the budget, for which the process that was idle longest is ended if need be.
+    async fn place(&self) -> Result<Place> {
+        loop {
+            if self.closing.is_cancelled() {
+                return Err(closed());
+            }
+            let freed = self.places.freed();
+            if let Some(place) = self.places.take() {
+                return Ok(place);
+            }
+            self.evict();
+            tokio::select! {
+                () = freed => {}
+                () = self.closing.cancelled() => return Err(closed()),
+            }
+        }
+    }
+
+    /// Ends the spare, else the idle process that was used least lately, else one that waits for results of tools.
+    fn evict(&self) {
+        let spare = {
+            let mut spare = self.spare();
+            match spare.take() {
+                Some(Spare::Ready(session, _)) => Some(session),
+                other => {
+                    *spare = other;
+                    None
+                }
+            }
+        };
+        if let Some(session) = spare {
+            return self.end(*session);
+        }
+        let free: Vec<_> = {
+            let seats = self.seats();
+            seats
+                .iter()
+                .filter_map(|(key, seat)| {
+                    let held = Arc::clone(&seat.session).try_lock_owned().ok()?;
+                    held.is_some().then(|| (key.clone(), seat.used, held))
+                })
+                .collect()
+        };
+        let oldest = free.into_iter().min_by_key(|(_, used, held)| {
+            let parked = held.as_ref().is_some_and(|s| s.phase() != Phase::Idle);
+            (parked, *used)
+        });
+        if let Some((key, _, mut held)) = oldest
+            && let Some(session) = held.take()
+        {
+            self.board.remove(&key);
+            self.end(session);
+        }
+    }
+
+    /// Ends a process in the background, within bounds.
+    pub(crate) fn end(&self, session: Session) {
+        self.tasks.spawn(async move {
+            // Bounded by the policy; a process that cannot be ended is reported by its owner.
+            let _ = session.end(EndPolicy::SESSION).await;
+        });
+    }
+
+    /// Ends a process whose conversation is of no more use, at once.
+    pub(crate) fn discard(&self, session: Session) {
+        self.tasks.spawn(async move {
+            // As above.
+            let _ = session.end(EndPolicy::CANCEL).await;
+        });
+    }
+
+    /// Ends every process that nobody is using; the others end when they are let go.
+    pub(crate) fn end_all(&self) {
+        let free: Vec<_> = {
+            let seats = self.seats();
+            let free = |seat: &Seat| Arc::clone(&seat.session).try_lock_owned().ok();
+            seats.values().filter_map(free).collect()
+        };
+        for mut held in free {
+            if let Some(session) = held.take() {
+                self.end(session);
+            }
+        }
+        if let Some(Spare::Ready(session, _)) = self.take_any_spare() {
+            self.end(*session);
+        }
+        self.board.clear();
+    }
+
+    /// Shows what became of a key.
+    pub(crate) fn show(&self, key: &Key, shown: Option<Shown>) {
+        match shown {
+            Some(shown) => self.board.set(key, shown),
+            None => self.board.remove(key),
+        }
+    }
+
+    /// Forgets the seats that have no process and that nobody waits for, so that keys that come and go leave nothing.
+    pub(crate) fn tidy(&self) {
+        self.seats().retain(|_, seat| {
+            Arc::strong_count(&seat.session) > 1
+                || seat.session.try_lock().map_or(true, |held| held.is_some())
+        });
+    }
+
+    fn reap(&self, now: Instant) {
+        let old: Vec<_> = self
+            .seats()
+            .iter()
+            .filter(|(key, seat)| key.is_advisor() && now >= seat.used + ADVISOR_IDLE)
+            .filter_map(|(key, seat)| {
+                let held = Arc::clone(&seat.session).try_lock_owned().ok()?;
+                Some((key.clone(), held))
+            })
+            .collect();
+        for (key, mut held) in old {
+            if let Some(session) = held.take() {
+                self.board.remove(&key);
+                self.end(session);
+            }
+        }
+        self.tidy();
+    }
+
+    /// Cancelled when the pool is closing.
+    pub(crate) fn closing(&self) -> &CancellationToken {
+        &self.closing
+    }
+
+    /// Says that the pool is closing: nothing is started any more.
+    pub(crate) fn close(&self) {
+        self.closing.cancel();
+    }
+
+    /// Ends every process and waits for it, at most [`SHUTDOWN_LIMIT`].
+    pub(crate) async fn shutdown(&self) -> Result<()> {
+        self.close();
+        let ended = async {
+            let seats: Vec<_> = self.seats().drain().map(|(_, seat)| seat.session).collect();
+            if let Some(Spare::Ready(session, _)) = self.take_any_spare() {
+                self.end(*session);
+            }
+            for seat in seats {
+                // Its holder sees the closing and lets go.
+                if let Some(session) = seat.lock().await.take() {
+                    self.end(session);
+                }
+            }
+            self.launcher.shutdown().await;
+            self.tasks.close();
+            self.tasks.wait().await;
+        };
+        let ended = tokio::time::timeout(SHUTDOWN_LIMIT, ended).await;
+        self.board.clear();
+        ended.map_err(|_| {
+            let what = format!("not everything ended within {} s", SHUTDOWN_LIMIT.as_secs());
+            Error::new(ErrorCode::ProcessCleanup, what)
+        })
+    }
+
+    fn take_any_spare(&self) -> Option<Spare> {
+        self.spare().take()
+    }
+
+    /// The number of live processes, spare not counted.
+    pub(crate) fn live(&self) -> usize {
+        self.board.len()
+    }
+
+    fn seats(&self) -> MutexGuard<'_, HashMap<Key, Seat>> {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Option<Spare>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A spare that is being made; forgotten however that ends.
+struct Coming<'a>(&'a Table);
+
+impl Coming<'_> {
+    fn ready(self, session: Session, program: String) {
+        let mut spare = self.0.spare();
+        // A shutdown that has emptied the place would leave this one behind.
+        if self.0.closing.is_cancelled() {
+            drop(spare);
+            return self.0.end(session);
+        }
+        *spare = Some(Spare::Ready(Box::new(session), program));
+    }
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        let mut spare = self.0.spare();
+        if matches!(&*spare, Some(Spare::Coming(_))) {
+            *spare = None;
+        }
+    }
+}
+
+pub(crate) fn closed() -> Error {
+    Error::new(ErrorCode::Closed, "the provider was shut down")
+}
