@@ -480,7 +480,6 @@ impl Inner {
         session.set(&prepared.fit, &prepared.catalogue)?;
         session.settings = Some(call.settings.clone());
         within_start(call, session.check_tools(&prepared.catalogue)).await??;
-        self.table.keep_spare(&prepared.shape);
         Ok(Some(session))
     }
 
@@ -667,6 +666,8 @@ impl Inner {
             return self.discard(call, session);
         }
         session.lock_own(self.table.launcher.pool_dir.as_deref());
+        // Once this conversation has what it needs: a start takes one core for a third of a second.
+        self.table.keep_spare(&session.shape);
         let shown = session.shown(call.prepared.key.as_str()).plan(how);
         self.table.show(&call.prepared.key, Some(shown));
         **held = Some(session);
