@@ -103,10 +103,11 @@ impl Bench {
 
     /// Waits until a request's connection is closed by the CLI.
     pub(crate) async fn wait_closed(&self, number: u64) {
-        let closed = |request: &Recorded| {
-            request.number == number && request.reply.ending.is_some()
-        };
-        let waited = self.up.wait_for_within("a closed connection", BOUND, closed);
+        let closed =
+            |request: &Recorded| request.number == number && request.reply.ending.is_some();
+        let waited = self
+            .up
+            .wait_for_within("a closed connection", BOUND, closed);
         waited.await.unwrap();
     }
 
@@ -155,6 +156,7 @@ pub(crate) fn options(cli: &Path, dir: &Path, upstream: &str) -> PoolOptions {
         state_dir: Some(dir.join("state")),
         lab_upstream: Some(LoopbackUrl::parse(upstream).unwrap()),
         lab_home: Some(dir.join("home")),
+        record: std::env::var_os("POOLREC").map(Into::into), //TMP
         ..PoolOptions::default()
     }
 }

@@ -10,11 +10,7 @@ use turnpass_lab::upstream::Recorded;
 const PREFIX: &str = "mcp__turnpass__";
 
 /// Beginnings of what the CLI may say in system messages of its own: its environment, and nothing of the conversation.
-const ENVIRONMENT: [&str; 3] = [
-    "# Environment",
-    "You are powered by",
-    "<system-reminder>",
-];
+const ENVIRONMENT: [&str; 3] = ["# Environment", "You are powered by", "<system-reminder>"];
 
 /// The host's history, and nothing else, stands in this request; and it broke no rule of the API.
 ///
@@ -105,7 +101,10 @@ fn clean(blocks: &mut Vec<Value>) {
     });
     if has_note {
         // A line end is put to the last text before the note.
-        let last = blocks.iter_mut().rev().find(|block| block["type"] == "text");
+        let last = blocks
+            .iter_mut()
+            .rev()
+            .find(|block| block["type"] == "text");
         if let Some(Value::String(text)) = last.and_then(|block| block.get_mut("text")) {
             text.truncate(text.trim_end_matches('\n').len());
         }
@@ -129,15 +128,25 @@ fn clean(blocks: &mut Vec<Value>) {
     }
 }
 
-/// The host's history in the same form.
+/// The host's history in the same form. An answer of thinking alone is never sent again: the CLI leaves it out
+/// (2.1.294, 2.1.310, 2.1.332), so the pool does.
 pub(crate) fn host(history: &[Message]) -> Vec<Value> {
-    let normalised = normalise(history, &NormaliseOptions::default()).unwrap();
+    let thought = |block: &Block| matches!(block, Block::Thinking(_) | Block::RedactedThinking(_));
+    let is_said = |message: &&Message| {
+        message.role != Role::Assistant || !message.content.iter().all(thought)
+    };
+    let history: Vec<_> = history.iter().filter(is_said).cloned().collect();
+    let normalised = normalise(&history, &NormaliseOptions::default()).unwrap();
     let message = |message: &turnpass::conversation::normalise::Sendable<'_>| {
         let role = match message.role {
             Role::Assistant => "assistant",
             Role::User | Role::System => "user",
         };
-        let content: Vec<_> = message.content.iter().map(|block| block_of(block)).collect();
+        let content: Vec<_> = message
+            .content
+            .iter()
+            .map(|block| block_of(block))
+            .collect();
         json!({"role": role, "content": content})
     };
     normalised.messages.iter().map(message).collect()

@@ -78,31 +78,31 @@ macro_rules! cases {
 /// The longest first, so that the last ones to run are short.
 fn cases() -> Vec<Case> {
     cases! {
-        //T "agent_50_turns_120_calls" => agent::long_session,
-        //T "bugs_022_023_cli_killed_30_times" => deaths::thirty,
-        //T "bug_021_host_killed_30_times" => hosts::thirty,
-        //T "bugs_076_077_cancel_200_times" => cancels::two_hundred,
+        "agent_50_turns_120_calls" => agent::long_session,
+        "bugs_022_023_cli_killed_30_times" => deaths::thirty,
+        "bug_021_host_killed_30_times" => hosts::thirty,
+        "bugs_076_077_cancel_200_times" => cancels::two_hundred,
         "outcomes_stops_at_once" => outcomes::stops_at_once,
         "outcomes_stops_in_pieces" => outcomes::stops_in_pieces,
         "outcomes_bug_094_cuts" => outcomes::cuts,
         "outcomes_refused_requests" => outcomes::refused,
         "outcomes_failing_service" => outcomes::failing,
         "outcomes_bug_049_sign_in" => outcomes::account,
-        //T "contents_text_and_thinking" => contents::texts,
-        //T "contents_tools_in_any_order" => contents::tools,
-        //T "contents_images" => contents::images,
-        //T "bug_072_large_results" => contents::large_results,
-        //T "steering_beside_results" => steering::beside_results,
-        //T "steering_other_than_results" => steering::other_than_results,
-        //T "bug_082_restored" => restore::resumed,
-        //T "restored_for_another_session" => restore::forked,
-        //T "restored_an_edited_history" => restore::edited,
-        //T "restored_older_state_after_a_crash" => restore::older_state,
-        //T "reseeded_with_signed_thinking" => restore::reseeded,
-        //T "bug_079_model_prompt_tools_change" => refits::changes,
-        //T "effort_on_the_live_process" => refits::effort,
-        //T "bug_081_two_keys_never_mixed" => keys::interleaved,
-        //T "keys_in_parallel" => keys::parallel,
+        "contents_text_and_thinking" => contents::texts,
+        "contents_tools_in_any_order" => contents::tools,
+        "contents_images" => contents::images,
+        "bug_072_large_results" => contents::large_results,
+        "steering_beside_results" => steering::beside_results,
+        "steering_other_than_results" => steering::other_than_results,
+        "bug_082_restored" => restore::resumed,
+        "restored_for_another_session" => restore::forked,
+        "restored_an_edited_history" => restore::edited,
+        "restored_older_state_after_a_crash" => restore::older_state,
+        "reseeded_with_signed_thinking" => restore::reseeded,
+        "bug_079_model_prompt_tools_change" => refits::changes,
+        "effort_on_the_live_process" => refits::effort,
+        "bug_081_two_keys_never_mixed" => keys::interleaved,
+        "keys_in_parallel" => keys::parallel,
     }
 }
 
@@ -118,7 +118,9 @@ fn trials(cli: &RealCli, present: bool) -> impl Iterator<Item = Trial> {
 }
 
 fn main() -> ExitCode {
-    //T2
+    if let Some(code) = child::play() {
+        return code;
+    }
     // Ends this program on a wrong argument, before anything is made.
     let mut arguments = Arguments::from_args();
     let Some(temporary) = std::env::var_os(TEMPORARY).map(PathBuf::from) else {

@@ -64,7 +64,7 @@ pub(crate) async fn refused(cli: RealCli) {
 
 /// A service that fails, is overloaded or limits.
 pub(crate) async fn failing(cli: RealCli) {
-    run(&cli, failing_rows(), 0, |row, heard| {
+    run(&cli, failing_rows(), PACE_MS, |row, heard| {
         let reset = heard.error().resets_at();
         let ahead = reset.and_then(|at| at.duration_since(SystemTime::now()).ok());
         match row.reply {
@@ -96,7 +96,8 @@ async fn run(cli: &RealCli, rows: Vec<Row>, pace_ms: u64, check: impl Fn(&Row, &
         }
         let before = bench.count();
         let starts = bench.spawned().len();
-        talk.messages.push(Message::user(format!("go on with {number}")));
+        talk.messages
+            .push(Message::user(format!("go on with {number}")));
         let history = talk.messages.clone();
         let heard = talk.go_on(&bench).await;
         let seen = bench.up.messages().split_off(before);
@@ -297,25 +298,53 @@ fn ends() -> Vec<Row> {
     vec![
         row("text, end_turn", [text()], said(end.clone())),
         row("text, stop_sequence", by_sequence, said(sequence)),
-        row("text, pause_turn", [stopped("pause_turn")], said(StopReason::PauseTurn)),
-        row("text, a new stop reason", [stopped("brand_new")], said(other)),
-        row("text, max_tokens", [stopped("max_tokens")], said(StopReason::MaxTokens)),
-        row("thinking alone, max_tokens", thought, Done(StopReason::MaxTokens, "")),
+        row(
+            "text, pause_turn",
+            [stopped("pause_turn")],
+            said(StopReason::PauseTurn),
+        ),
+        row(
+            "text, a new stop reason",
+            [stopped("brand_new")],
+            said(other),
+        ),
+        row(
+            "text, max_tokens",
+            [stopped("max_tokens")],
+            said(StopReason::MaxTokens),
+        ),
+        row(
+            "thinking alone, max_tokens",
+            thought,
+            Done(StopReason::MaxTokens, ""),
+        ),
         row(
             "text, model_context_window_exceeded",
             [stopped("model_context_window_exceeded")],
             said(StopReason::ContextWindowExceeded),
         ),
-        row("text, refusal", [stopped("refusal")], said(refusal(None, None))),
+        row(
+            "text, refusal",
+            [stopped("refusal")],
+            said(refusal(None, None)),
+        ),
         row(
             "text, refusal with stop_details",
             [detailed],
             said(refusal(Some("cyber"), Some("not this"))),
         ),
-        row("an empty refusal", empty_refusal, Done(refusal(None, None), "")),
+        row(
+            "an empty refusal",
+            empty_refusal,
+            Done(refusal(None, None), ""),
+        ),
         row("no content", [Reply::content([])], Done(end.clone(), "")),
         row("an empty text", [Reply::text("")], Done(end.clone(), "")),
-        row("thinking alone", [Reply::content([Item::thinking("hm")])], Done(end, "")),
+        row(
+            "thinking alone",
+            [Reply::content([Item::thinking("hm")])],
+            Done(end, ""),
+        ),
     ]
 }
 
@@ -338,7 +367,11 @@ fn calls() -> Vec<Row> {
             [Reply::content([raw_call("")])],
             Call(use_tool.clone()),
         ),
-        row("a call, end_turn", [ended("end_turn", call("read"))], Call(StopReason::EndTurn)),
+        row(
+            "a call, end_turn",
+            [ended("end_turn", call("read"))],
+            Call(StopReason::EndTurn),
+        ),
         row(
             "a call of a built-in tool (bug 68)",
             [Reply::content([call("Bash")])],
@@ -346,7 +379,10 @@ fn calls() -> Vec<Row> {
         ),
         row(
             "a call of a tool that nobody has",
-            [Reply::content([Item::text("so"), call("mcp__turnpass__nothing")])],
+            [Reply::content([
+                Item::text("so"),
+                call("mcp__turnpass__nothing"),
+            ])],
             Rejected(use_tool.clone(), "unknown_tool"),
         ),
         row(
@@ -376,15 +412,51 @@ fn cut_rows() -> Vec<Row> {
     let called = || Reply::content([Item::text("so"), call("read")]);
     let nothing = || Outcome::Fails(UpstreamUnreachable, false, None);
     vec![
-        row("text, no message_delta", cut(text(), BeforeMessageDelta, End), broken(true)),
-        row("text that ends inside its block", cut(text(), MidBlock, End), broken(true)),
-        row("text, then the connection closes", cut(text(), MidBlock, Close), broken(true)),
-        row("text, then a reset", cut(text(), MidBlock, Rst), broken(true)),
-        row("a whole call, no message_delta", cut(called(), BeforeMessageDelta, End), broken(true)),
-        row("a call that ends inside its input", cut(called(), MidBlock, Close), broken(true)),
-        row("message_start alone", cut(text(), Event(1), End), broken(false)),
-        row("the connection closes before any answer", cut(text(), BeforeHead, Close), nothing()),
-        row("a reset before any answer", cut(text(), BeforeHead, Rst), nothing()),
+        row(
+            "text, no message_delta",
+            cut(text(), BeforeMessageDelta, End),
+            broken(true),
+        ),
+        row(
+            "text that ends inside its block",
+            cut(text(), MidBlock, End),
+            broken(true),
+        ),
+        row(
+            "text, then the connection closes",
+            cut(text(), MidBlock, Close),
+            broken(true),
+        ),
+        row(
+            "text, then a reset",
+            cut(text(), MidBlock, Rst),
+            broken(true),
+        ),
+        row(
+            "a whole call, no message_delta",
+            cut(called(), BeforeMessageDelta, End),
+            broken(true),
+        ),
+        row(
+            "a call that ends inside its input",
+            cut(called(), MidBlock, Close),
+            broken(true),
+        ),
+        row(
+            "message_start alone",
+            cut(text(), Event(1), End),
+            broken(false),
+        ),
+        row(
+            "the connection closes before any answer",
+            cut(text(), BeforeHead, Close),
+            nothing(),
+        ),
+        row(
+            "a reset before any answer",
+            cut(text(), BeforeHead, Rst),
+            nothing(),
+        ),
         row(
             "text, no message_stop",
             cut(text(), BeforeMessageStop, End),
@@ -406,14 +478,46 @@ fn refused_rows() -> Vec<Row> {
     let error = |status: u16, kind: &str, message: &str| [Reply::error(status, kind, message)];
     let long = "prompt is too long: 250000 tokens > 200000 maximum";
     vec![
-        row("400", error(400, invalid, "messages.1: bad"), fails(UpstreamRejected, 400)),
-        row("422", error(422, invalid, "bad"), fails(UpstreamRejected, 422)),
-        row("400 too long", error(400, invalid, long), fails(ContextLengthExceeded, 400)),
-        row("403", error(403, "permission_error", "no"), fails(Forbidden, 403)),
-        row("404", error(404, "not_found_error", "model: x"), fails(ModelNotFound, 404)),
-        row("408", error(408, "timeout_error", "late"), fails(UpstreamError, 408)),
-        row("409", error(409, "conflict_error", "busy"), fails(UpstreamError, 409)),
-        row("413", error(413, "request_too_large", "large"), fails(HistoryTooLarge, 413)),
+        row(
+            "400",
+            error(400, invalid, "messages.1: bad"),
+            fails(UpstreamRejected, 400),
+        ),
+        row(
+            "422",
+            error(422, invalid, "bad"),
+            fails(UpstreamRejected, 422),
+        ),
+        row(
+            "400 too long",
+            error(400, invalid, long),
+            fails(ContextLengthExceeded, 400),
+        ),
+        row(
+            "403",
+            error(403, "permission_error", "no"),
+            fails(Forbidden, 403),
+        ),
+        row(
+            "404",
+            error(404, "not_found_error", "model: x"),
+            fails(ModelNotFound, 404),
+        ),
+        row(
+            "408",
+            error(408, "timeout_error", "late"),
+            fails(UpstreamError, 408),
+        ),
+        row(
+            "409",
+            error(409, "conflict_error", "busy"),
+            fails(UpstreamError, 409),
+        ),
+        row(
+            "413",
+            error(413, "request_too_large", "large"),
+            fails(HistoryTooLarge, 413),
+        ),
     ]
 }
 
@@ -423,11 +527,17 @@ fn failing_rows() -> Vec<Row> {
     use ErrorCode::{Overloaded, RateLimit, UpstreamError, UsageLimit};
     let limited = || Reply::error(429, "rate_limit_error", "slow down");
     let in_an_hour = SystemTime::now() + Duration::from_secs(3_600);
-    let epoch = in_an_hour.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    let epoch = in_an_hour
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
     let unified = [
         ("anthropic-ratelimit-unified-status", "rejected".to_owned()),
         ("anthropic-ratelimit-unified-reset", epoch.to_string()),
-        ("anthropic-ratelimit-unified-representative-claim", "five_hour".to_owned()),
+        (
+            "anthropic-ratelimit-unified-representative-claim",
+            "five_hour".to_owned(),
+        ),
     ];
     let unified = Reply {
         headers: unified.map(|(name, value)| (name.to_owned(), value)).into(),
@@ -476,10 +586,24 @@ fn account_rows() -> Vec<Row> {
     let end = || Outcome::Done(StopReason::EndTurn, "some words");
     vec![
         times(2, row("401, then text", [denied(), text()], end())),
-        times(2, row("401, then a call", [denied(), called], Outcome::Call(StopReason::ToolUse))),
-        times(2, row("401, then 529", [denied(), busy], fails(Overloaded, 529))),
+        times(
+            2,
+            row(
+                "401, then a call",
+                [denied(), called],
+                Outcome::Call(StopReason::ToolUse),
+            ),
+        ),
+        times(
+            2,
+            row("401, then 529", [denied(), busy], fails(Overloaded, 529)),
+        ),
         times(2, row("401 twice", [denied(), denied()], fails(Auth, 401))),
-        row("402", [Reply::error(402, "billing_error", "pay")], fails(Billing, 402)),
+        row(
+            "402",
+            [Reply::error(402, "billing_error", "pay")],
+            fails(Billing, 402),
+        ),
         row(
             "400 about the credit balance",
             [Reply::error(400, invalid, credit)],

@@ -120,7 +120,13 @@ impl Talk {
 
     /// Results of all calls of the last message.
     pub(crate) fn results(&mut self) -> Vec<ToolResult> {
-        let calls: Vec<_> = self.messages.last().unwrap().tool_calls().cloned().collect();
+        let calls: Vec<_> = self
+            .messages
+            .last()
+            .unwrap()
+            .tool_calls()
+            .cloned()
+            .collect();
         calls.iter().map(|call| self.run(call)).collect()
     }
 
