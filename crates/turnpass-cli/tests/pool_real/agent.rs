@@ -35,8 +35,15 @@ fn prefix(recorded: &Recorded) -> Prefix {
     }
 }
 
-/// Without cache marks, which move on.
+/// Without cache marks, which move on; the CLI's own system message is a list of blocks while it has one, and a string
+/// later, which is the same to the service.
 fn unmarked(raw: &str) -> String {
+    if let Some(block) = raw.strip_prefix(r#"{"role":"system","content":[{"type":"text","text":"#)
+        && let Some((text, mark)) = block.rsplit_once(r#","cache_control":{"#)
+        && mark.ends_with("}}]}")
+    {
+        return format!(r#"{{"role":"system","content":{text}}}"#);
+    }
     let Some((before, rest)) = raw.split_once(r#","cache_control":{"#) else {
         return raw.to_owned();
     };

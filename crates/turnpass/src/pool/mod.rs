@@ -290,15 +290,23 @@ impl Inner {
         tracing::debug!(key = prepared.key.as_str(), plan = ?plan.kind, reason = %plan.reason, "planned");
         let is_live = matches!(plan.base, Base::Live { .. });
         let takes_up = matches!(plan.base, Base::Resume { .. } | Base::Fork { .. });
-        let taken = match self.process(call, held, &plan, given, lock).await? {
-            Some(session) => session,
-            None => {
+        let mut session = match self.process(call, held, &plan, given, lock).await {
+            Ok(Some(session)) => session,
+            Ok(None) => {
                 return Ok(Step::Again {
                     forget_state: false,
                 });
             }
+            // A CLI that does not have the stored conversation ends before it lists the tools (2.1.294 to 2.1.332).
+            Err(Failed::Error(error))
+                if error.code() == ErrorCode::ProcessExit && (is_live || takes_up) =>
+            {
+                return Ok(Step::Again {
+                    forget_state: takes_up,
+                });
+            }
+            Err(failed) => return Err(failed),
         };
-        let mut session = taken;
         let ticket = match self.gate(call, &mut session).await {
             Ok(ticket) => ticket,
             Err(error) => {
