@@ -38,7 +38,7 @@ use crate::error::{Error, ErrorCode, Result};
 use crate::loopback::origin::{Origin, origin_of};
 use crate::loopback::{self, Caller, Listening, Port};
 use crate::secret::Secret;
-use crate::wire::surrogates;
+use crate::wire::{sse, surrogates};
 
 /// The one path.
 pub const PATH: &str = "/mcp";
@@ -306,9 +306,9 @@ impl Open {
 
 /// One event. The message is one line of JSON.
 fn event(message: &[u8]) -> Bytes {
-    const BEFORE: &[u8] = b"event: message\ndata: ";
-    const AFTER: &[u8] = b"\n\n";
-    [BEFORE, message, AFTER].concat().into()
+    let mut event = Vec::with_capacity(message.len() + 32);
+    sse::encode(&mut event, "message", message);
+    event.into()
 }
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -461,3 +461,7 @@ fn build(status: StatusCode, kind: Option<HeaderValue>, body: Body) -> Response<
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
+
+#[cfg(test)]
+#[path = "http_tests.rs"]
+mod tests;
