@@ -62,7 +62,7 @@ const READING_LIMIT: usize = 16;
 
 /// Occurrences that wait for the host: as many as all connections can bring before the host looks again, and room for
 /// calls that were given up meanwhile.
-const OCCURRENCES_LIMIT: usize = 4 * CONNECTIONS_LIMIT;
+pub const OCCURRENCES_LIMIT: usize = 4 * CONNECTIONS_LIMIT;
 
 /// Where the answer to a call goes. It is of the carrier that gave it out, and is never given out twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -80,7 +80,8 @@ pub enum Occurrence {
         /// Where its answer goes.
         to: CallAddress,
     },
-    /// The CLI gave up a call, or its connection is gone. An answer to it does no harm.
+    /// The CLI gave up a call: it says so for each open one when its turn is interrupted (2.1.294, 2.1.310, 2.1.332), or its
+    /// connection is gone. Its exchange ends with an answer, which nobody reads.
     Cancelled(CallAddress),
     /// A call where none may come (policy [`Proposing`](mcp::Policy::Proposing)).
     Violation(String),
