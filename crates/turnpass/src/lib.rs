@@ -11,6 +11,7 @@
 //! | [`relay`] | the one-admission relay transport |
 //! | [`wire`] | lines, SSE, stream-json, control, Messages and the body splice: functions over buffers |
 //! | [`cli`] | the installed CLI: where, whether it fits, signed in, how it is started |
+//! | `loopback` | a port of our own on loopback, and who may speak to it |
 //! | [`limits`] | paid credits, usage windows, limits of a turn, budgets |
 //! | [`models`] | names, ceilings, effort levels, catalogue |
 //! | [`process`] | one type that owns a process group, its pipes and its end |
@@ -24,6 +25,7 @@ pub mod conversation;
 pub mod error;
 pub mod event;
 pub mod limits;
+mod loopback;
 pub mod models;
 pub mod pool;
 pub mod process;
