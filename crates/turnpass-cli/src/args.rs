@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    auth, bench, completions, config, demo, doctor, lab, log, man, mcp_stdio, models, run, usage,
+    auth, bench, completions, config, demo, doctor, lab, log, login, man, mcp_stdio, models, run,
+    usage,
 };
 use crate::exit::{Exit, Fault};
 
@@ -39,6 +40,8 @@ pub(crate) enum Command {
     Demo(demo::Args),
     /// Check the installed CLI, at no cost
     Doctor(doctor::Args),
+    /// Sign in with the CLI's own login
+    Login(login::Args),
     /// Whether the CLI is signed in
     Auth(auth::Args),
     /// How much of the plan is used, and whether credits are on; it costs nothing

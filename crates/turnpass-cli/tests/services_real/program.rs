@@ -1,20 +1,25 @@
 //! The program's commands, and the relay in production shape.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
+use futures_util::future::BoxFuture;
 use serde_json::Value;
+use turnpass::login::{Login, LoginCoordinator, LoginPrompt, LoginUi};
+use turnpass::secret::Secret;
 use turnpass_lab::rig::{MadeUpHome, SignIn};
-use turnpass_lab::scenario::{ExtraUsage, Reply, UsageAnswer};
+use turnpass_lab::scenario::{ExtraUsage, Reply, TokenAnswer, UsageAnswer};
 
 use super::Test;
 use super::stage::{Ended, Stage};
 
-pub(crate) const TESTS: [(&str, Test); 6] = [
+pub(crate) const TESTS: [(&str, Test); 7] = [
     (
         "program::usage_asks_once_a_minute",
         usage_asks_once_a_minute,
     ),
     ("program::auth_status_says_what_the_cli_says", auth_status),
+    ("login::a_wrong_code_then_the_right_one", login),
     ("program::models_come_from_the_cli", models),
     (
         "relay::require_off_refuses_before_anything_is_sent",
@@ -26,6 +31,44 @@ pub(crate) const TESTS: [(&str, Test); 6] = [
     ),
     ("relay::warn_tells_beside_the_generation", warn_tells),
 ];
+
+/// Pastes codes for the CLI's own links.
+#[derive(Default)]
+struct Pastes(Mutex<Vec<LoginPrompt>>);
+
+impl LoginUi for Pastes {
+    fn ask<'a>(&'a self, prompt: &'a LoginPrompt) -> BoxFuture<'a, Option<Secret>> {
+        let mut prompts = self.0.lock().unwrap();
+        prompts.push(prompt.clone());
+        // The longer form of the link names the state that belongs to its code.
+        let state = prompt.link.split("state=").nth(1).unwrap_or("made-up");
+        let code = format!("made-up-code-{}#{state}", prompts.len());
+        Box::pin(std::future::ready(Some(Secret::new(code.into_bytes()))))
+    }
+}
+
+fn login(stage: &Stage) {
+    MadeUpHome::with(&stage.home(), SignIn::SignedOut).unwrap();
+    let refused = TokenAnswer {
+        status: 400,
+        ..TokenAnswer::default()
+    };
+    stage.upstream.set_token([refused, TokenAnswer::default()]);
+    let ui = Arc::new(Pastes::default());
+    let login = Login::new(stage.installed(), ui.clone())
+        .with_coordinator(Arc::new(LoginCoordinator::default()));
+    stage.wait(login.sign_in()).unwrap();
+    let prompts = ui.0.lock().unwrap();
+    assert_eq!(prompts.len(), 2, "{prompts:?}");
+    assert_ne!(
+        prompts[0].link, prompts[1].link,
+        "each attempt has a link of its own"
+    );
+    let ended = stage.turnpass(&["auth", "status", "--json"]);
+    assert_eq!(ended.json()["status"], "signed_in", "{}", ended.out);
+    assert!(stage.upstream.messages().is_empty());
+    assert_eq!(stage.left(), [""; 0]);
+}
 
 fn credits(extra_usage: ExtraUsage) -> UsageAnswer {
     UsageAnswer {

@@ -14,6 +14,7 @@ use super::locate::{Executable, locate_here};
 use super::private_dir::{PrivateDir, roots, sweep};
 use super::version::{Version, Versions};
 use crate::error::{Error, ErrorCode, Result};
+use crate::process::{ChildGroup, Spawn, StdinMode};
 
 /// Where the CLI is and what it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,6 +142,25 @@ impl Installed {
             learned_plugins: BTreeSet::new(),
         };
         Inquiry::start(launch::asked(&ground)?, dir)
+    }
+
+    /// Starts a command of the CLI that a person takes part in, in a private directory of its own.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Installed::checked`], and what the start fails with.
+    pub(crate) async fn command(&self, argv: &[&str]) -> Result<(ChildGroup, PrivateDir)> {
+        let found = self.checked().await?;
+        let (dir, environment) = self.search.place(&found.executable.path)?;
+        let group = ChildGroup::spawn(&Spawn {
+            program: found.executable.path,
+            argv: argv.iter().map(Into::into).collect(),
+            env: environment.into_pairs(),
+            cwd: dir.work(),
+            stdin: StdinMode::QUEUE,
+            orphaned_dir: Some(dir.path().to_owned()),
+        })?;
+        Ok((group, dir))
     }
 
     /// The latest result of the sign-in check, without asking, and whether a live request was refused since.
