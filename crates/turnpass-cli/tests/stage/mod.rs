@@ -77,7 +77,7 @@ pub(crate) enum Way {
 impl Way {
     pub(crate) fn all() -> Vec<Self> {
         let relay = ROWS.into_iter().map(Self::Relay);
-        let pool = [pool::ToolCarrier::InBand].into_iter().map(Self::Pool);
+        let pool = [pool::ToolCarrier::InBand, pool::ToolCarrier::Http].into_iter().map(Self::Pool);
         relay.chain(pool).collect()
     }
 

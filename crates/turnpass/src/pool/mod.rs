@@ -25,6 +25,7 @@
 //! and the process serves on.
 
 mod answer;
+mod carrier;
 mod exchange;
 mod failure;
 mod hearing;
@@ -474,7 +475,10 @@ impl Inner {
         let stored = ids
             .as_ref()
             .map(|(session, at)| Stored { session, at, lock });
-        let start = self.table.start(&prepared.shape, &prepared.key, stored);
+        let tools = &prepared.catalogue;
+        let start = self
+            .table
+            .start(&prepared.shape, &prepared.key, tools, stored);
         let mut session = within_start(call, start).await??;
         session.record = record.unwrap_or_default();
         session.set(&prepared.fit, &prepared.catalogue)?;
@@ -504,7 +508,7 @@ impl Inner {
         let from = match deliver {
             Deliver::Answers => {
                 let last = messages.last().ok_or_else(nothing_to_say)?;
-                answer(session, last)?;
+                answer(session, last).await?;
                 return Ok(session.turn_at);
             }
             Deliver::AnswersThenText => {
@@ -514,8 +518,8 @@ impl Inner {
                     .iter()
                     .filter_map(|block| as_result(block))
                     .collect();
-                if session.can_end_with(&results) {
-                    return end_with(session, last, &results);
+                if session.can_end_with(&results)? {
+                    return end_with(session, last, &results).await;
                 }
                 // A line while calls are open would get the CLI's own words around it, so the turn is taken back and told
                 // with its results.
@@ -738,8 +742,9 @@ impl UsageSource for Running<'_> {
 }
 
 /// Answers the open calls with the results of a message.
-fn answer(session: &mut Session, message: &Sendable<'_>) -> Result<()> {
+async fn answer(session: &mut Session, message: &Sendable<'_>) -> Result<()> {
     session.open_gate()?;
+    session.before_answers().await?;
     session.record.push(message, None);
     for block in &message.content {
         if let Block::ToolResult(result) = &**block {
@@ -757,12 +762,13 @@ fn as_result(block: &Block) -> Option<&ToolResult> {
 }
 
 /// Answers the open calls, which ends the CLI's turn, and asks with what stands beside the results.
-fn end_with(
+async fn end_with(
     session: &mut Session,
     message: &Sendable<'_>,
     results: &[&ToolResult],
 ) -> Result<usize> {
     session.answer_and_end(results)?;
+    session.after_last_answers().await?;
     let turn_at = session.turn_at;
     let content = message.content.iter();
     let rest = Sendable {

@@ -25,7 +25,9 @@ pub enum ToolCarrier {
     /// Over the CLI's own input and output: no port, no token, no process.
     #[default]
     InBand,
-    /// By a listener on loopback behind a bearer: the pool document's way.
+    /// By a listener on loopback behind a bearer: the pool document's way. A process is told of it with its start, so no
+    /// process is kept ready for the next conversation, and each answer waits until the CLI has taken what was written to
+    /// it before.
     Http,
 }
 
@@ -43,7 +45,7 @@ pub struct PoolOptions {
     /// Memory for live processes, in bytes; at [`PROCESS_BYTES`] each, at least one. When a conversation needs a process
     /// and there is no room, the one that was idle longest is ended; it is resumed or told anew when it is needed again.
     pub memory_budget_bytes: u64,
-    /// Whether a process is kept ready for the next conversation, within the budget.
+    /// Whether a process is kept ready for the next conversation, within the budget; never with [`ToolCarrier::Http`].
     pub spare: bool,
     /// What to do about paid usage credits; `None` is `require_off`, and `off` in a laboratory run, where nothing is
     /// charged.

@@ -17,6 +17,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use uuid::Uuid;
 
 use super::answer::Answer;
+use super::carrier::{Address, Carrier};
 use super::hearing::{self, Heard, Hearing};
 use super::launcher::Shape;
 use super::lock::SessionLock;
@@ -35,9 +36,8 @@ use crate::process::{ChildGroup, EndPolicy, Exit, Stdout};
 use crate::record::RawFile;
 use crate::relay::fit::Fit;
 use crate::request::{Effort, ModelId};
-use crate::tools::mcp::RpcId;
 use crate::tools::pairing::{self, Arrived, Given, Pairing};
-use crate::tools::{Catalogue, Occurrence, Policy, Server, check_tools, in_band};
+use crate::tools::{Catalogue, Occurrence, check_tools, http, in_band};
 use crate::wire::control::{
     self, ControlRequest, MAX_PENDING, McpStatusReply, RequestIds, RewindReply,
 };
@@ -58,11 +58,14 @@ const GATE_CLOSED: &str = "1";
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(5);
 /// Longest wait for the last words of a process that has ended.
 const LAST_WORDS_LIMIT: Duration = Duration::from_millis(200);
+/// Longest wait until the CLI has fetched the tools from a listener. Its own limit for a server is 30 s (2.1.332).
+const TOOLS_LIMIT: Duration = Duration::from_secs(30);
+/// Between two looks at a tool server that is not connected yet.
+const TOOLS_PAUSE: Duration = Duration::from_millis(10);
+/// Longest wait until the CLI has ended a turn with results of tools; 10 to 18 ms were measured (2.1.294 to 2.1.332).
+const TURN_END_LIMIT: Duration = Duration::from_secs(10);
 /// Longest wait for the acknowledgement of one frame; 10 ms were measured (2.1.332).
 const FRAME_LIMIT: Duration = Duration::from_secs(30);
-
-/// Where the answer to a call goes.
-type Address = (in_band::ReturnAddress, RpcId);
 
 /// A line, or the end of them.
 enum Line {
@@ -87,7 +90,7 @@ pub(crate) struct Session {
     ids: RequestIds,
     /// Control requests without an answer, and answers that nobody took yet.
     asked: BTreeMap<String, Option<Result<Box<RawValue>, String>>>,
-    server: Option<Server>,
+    carrier: Carrier,
     pairing: Pairing<Address>,
     phase: Phase,
     /// The line that asked last.
@@ -134,6 +137,7 @@ impl Session {
     /// Takes over a started process. Its end is among `tasks` from here on.
     pub(crate) fn new(
         (mut group, raw): (ChildGroup, Option<RawFile>),
+        carrier: Carrier,
         dir: PrivateDir,
         place: Place,
         shape: Shape,
@@ -156,7 +160,7 @@ impl Session {
             hearing: Hearing::new(Expected::default()),
             ids: RequestIds::new("turnpass"),
             asked: BTreeMap::new(),
-            server: None,
+            carrier,
             pairing: Pairing::default(),
             phase: Phase::Idle,
             line: None,
@@ -223,10 +227,10 @@ impl Session {
         let mut burst = Vec::new();
         if self.fit.is_none() {
             let tools = (!catalogue.is_empty()).then_some(catalogue);
-            self.server = tools.map(|tools| Server::new(tools, Policy::Answering));
             self.hearing.expect(expected_of(tools));
+            let announced = self.carrier.announced(tools);
             let id = self.next_control()?;
-            burst.extend_from_slice(in_band::initialize(&id, &wanted.system, tools).as_bytes());
+            burst.extend_from_slice(in_band::initialize(&id, &wanted.system, announced).as_bytes());
         }
         if let Some(settings) = settings_of(wanted, self.fit.as_ref()) {
             let settings = to_raw_value(&settings)
@@ -343,18 +347,21 @@ impl Session {
     /// Gives the host's result of a call.
     pub(crate) fn answer(&mut self, result: ToolResult) -> Result<()> {
         match self.pairing.give(result) {
-            Given::Answered(answer) => self.write_answer(&answer),
+            Given::Answered(answer) => self.write_answer(&answer, false),
             // The plan saw to it that all awaited calls and no others are answered.
             _ => Ok(()),
         }
     }
 
     /// Whether results can be given so that the CLI ends its turn with them: one of them is no error, and its call is here.
-    pub(crate) fn can_end_with(&self, results: &[&ToolResult]) -> bool {
+    pub(crate) fn can_end_with(&mut self, results: &[&ToolResult]) -> Result<bool> {
+        while let Some(occurrence) = self.carrier.waiting() {
+            self.occurred(occurrence)?;
+        }
         let is_open = |result: &ToolResult| self.pairing.open().any(|id| *id == result.id);
-        results
+        Ok(results
             .iter()
-            .any(|result| !result.is_error && is_open(result))
+            .any(|result| !result.is_error && is_open(result)))
     }
 
     /// Gives results after which the CLI ends its turn without a request, so that what the host says beside them can
@@ -365,28 +372,43 @@ impl Session {
             let Given::Answered(answer) = self.pairing.give((*result).clone()) else {
                 continue;
             };
-            if has_ended || answer.result.is_error {
-                self.write_answer(&answer)?;
-                continue;
-            }
-            has_ended = true;
-            let (address, id) = &answer.to;
-            self.write_message(address, &Server::answer_and_end(id, &answer.result))?;
+            let ends = !has_ended && !answer.result.is_error;
+            has_ended |= ends;
+            self.write_answer(&answer, ends)?;
         }
         self.ended_turns += 1;
         Ok(())
     }
 
-    fn write_message(&self, address: &in_band::ReturnAddress, message: &[u8]) -> Result<()> {
-        let mut line = in_band::wrap(address, Some(message));
-        line.push(b'\n');
-        self.group.stdin().write(line)?;
-        Ok(())
+    fn write_answer(&self, answer: &pairing::Answer<Address>, ends: bool) -> Result<()> {
+        let stdin = self.group.stdin();
+        self.carrier.answer(stdin, &answer.to, &answer.result, ends)
     }
 
-    fn write_answer(&self, answer: &pairing::Answer<Address>) -> Result<()> {
-        let (address, id) = &answer.to;
-        self.write_message(address, &Server::answer(id, &answer.result))
+    /// Waits until what goes another way than lines do may be given: the CLI has taken what was written before.
+    pub(crate) async fn before_answers(&mut self) -> Result<()> {
+        match self.carrier.is_apart() {
+            true => self.settled().await,
+            false => Ok(()),
+        }
+    }
+
+    /// Waits until a line may follow answers that went another way: the CLI has ended the turn that they end. A line that
+    /// it reads before would get its own words around it.
+    pub(crate) async fn after_last_answers(&mut self) -> Result<()> {
+        if !self.carrier.is_apart() {
+            return Ok(());
+        }
+        let ended = async {
+            while self.ended_turns > 0 {
+                self.next(None).await?;
+            }
+            Ok(())
+        };
+        match tokio::time::timeout(TURN_END_LIMIT, ended).await {
+            Ok(ended) => ended,
+            Err(_) => Err(late("end its turn with results", TURN_END_LIMIT)),
+        }
     }
 
     /// Asks a control request and waits for its answer; what is said meanwhile is taken note of and otherwise dropped, so
@@ -424,7 +446,14 @@ impl Session {
     /// Dropping the future loses nothing.
     pub(crate) async fn next(&mut self, mut answer: Option<&mut Answer>) -> Result<Heard> {
         loop {
-            let line = match self.lines.recv().await {
+            let line = tokio::select! {
+                line = self.lines.recv() => line,
+                occurrence = self.carrier.next() => {
+                    self.occurred(occurrence)?;
+                    return Ok(Heard::Noted);
+                }
+            };
+            let line = match line {
                 Some(Line::Data(line)) => line,
                 Some(Line::TooLong(error)) => return Err(error),
                 None => return Err(self.gone().await),
@@ -488,7 +517,7 @@ impl Session {
         self.phase = Phase::Idle;
         for answer in self.pairing.close().answers {
             // The CLI ignores an answer to a call that it has given up (2.1.332); a closed pipe needs none.
-            let _ = self.write_answer(&answer);
+            let _ = self.write_answer(&answer, false);
         }
     }
 
@@ -508,11 +537,12 @@ impl Session {
         }
         // Before the CLI has taken the tools over it lists none (2.1.294 to 2.1.332).
         self.settled().await?;
-        let reply = self.control(&ControlRequest::McpStatus {}).await?;
-        let reply: McpStatusReply = serde_json::from_str(reply.get()).map_err(|_| {
-            let what = "the CLI's answer to mcp_status has an unknown shape";
-            Error::new(ErrorCode::ProtocolShape, what)
-        })?;
+        let reply = tokio::time::timeout(TOOLS_LIMIT, self.connected()).await;
+        let reply = reply.map_err(|_| {
+            let limit = TOOLS_LIMIT.as_secs();
+            let what = format!("the CLI did not fetch the tools within {limit} s");
+            Error::new(ErrorCode::McpStartup, what)
+        })??;
         let [server] = reply.servers.as_slice() else {
             let what = format!("the CLI has {} tool servers", reply.servers.len());
             return Err(Error::new(ErrorCode::IsolationMcp, what));
@@ -537,6 +567,25 @@ impl Session {
             .collect();
         let listed = listed.iter().map(String::as_str);
         check_tools(listed, catalogue.expected_tool_names()).into_result()
+    }
+
+    /// What the CLI says of its tool servers once none of them is on its way.
+    async fn connected(&mut self) -> Result<McpStatusReply> {
+        loop {
+            let reply = self.control(&ControlRequest::McpStatus {}).await?;
+            let reply: McpStatusReply = serde_json::from_str(reply.get()).map_err(|_| {
+                let what = "the CLI's answer to mcp_status has an unknown shape";
+                Error::new(ErrorCode::ProtocolShape, what)
+            })?;
+            if !reply.servers.iter().any(|server| server.status == "pending") {
+                return Ok(reply);
+            }
+            match self.carrier.is_listed() {
+                // It tells nobody when it has taken over what it fetched.
+                true => tokio::time::sleep(TOOLS_PAUSE).await,
+                false => drop(self.next(None).await?),
+            }
+        }
     }
 
     /// Whether requests for this model are for the one that the process serves: the same name, or its resolved id.
@@ -638,7 +687,7 @@ impl Session {
             return Ok(());
         };
         let address = wrapped.return_address();
-        let Some(server) = &mut self.server else {
+        let Carrier::InBand(Some(server)) = &mut self.carrier else {
             let mut line = in_band::wrap_error(&address, "no MCP server of that name is here");
             line.push(b'\n');
             self.group.stdin().write(line)?;
@@ -651,24 +700,39 @@ impl Session {
         }
         match reply.occurrence {
             Occurrence::Call(call) => {
-                match self
-                    .pairing
-                    .arrived(call.tool_use_id, (address, call.rpc_id))
-                {
-                    Arrived::Waits | Arrived::Parked => {}
-                    Arrived::Answered(answer) | Arrived::Refused(_, answer) => {
-                        self.write_answer(&answer)?;
-                    }
-                }
+                self.arrived(call.tool_use_id, Address::InBand(address, call.rpc_id))
             }
             Occurrence::Cancelled(id) => {
-                if let Some(answer) = self.pairing.cancelled(|(_, of)| *of == id) {
-                    self.write_answer(&answer)?;
-                }
+                self.given_up(|to| matches!(to, Address::InBand(_, of) if *of == id))
             }
-            _ => {}
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    fn occurred(&mut self, occurrence: http::Occurrence) -> Result<()> {
+        match occurrence {
+            http::Occurrence::Call { call, to } => {
+                self.arrived(call.tool_use_id, Address::Http(to))
+            }
+            http::Occurrence::Cancelled(to) => self.given_up(|of| *of == Address::Http(to)),
+            http::Occurrence::Listed | http::Occurrence::Violation(_) => Ok(()),
+        }
+    }
+
+    fn arrived(&mut self, id: Option<ToolUseId>, to: Address) -> Result<()> {
+        match self.pairing.arrived(id, to) {
+            Arrived::Waits | Arrived::Parked => Ok(()),
+            Arrived::Answered(answer) | Arrived::Refused(_, answer) => {
+                self.write_answer(&answer, false)
+            }
+        }
+    }
+
+    fn given_up(&mut self, is: impl Fn(&Address) -> bool) -> Result<()> {
+        match self.pairing.cancelled(is) {
+            Some(answer) => self.write_answer(&answer, false),
+            None => Ok(()),
+        }
     }
 
     /// Takes the running turn back: interrupts it, waits for its end, and removes everything from its first line on from
