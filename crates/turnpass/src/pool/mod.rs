@@ -38,6 +38,7 @@ mod session;
 pub mod status;
 mod sync;
 mod table;
+mod transcript;
 
 use std::fmt;
 use std::future::Future;
@@ -93,6 +94,7 @@ pub struct PoolTransport {
 struct Inner {
     table: Arc<Table>,
     guard: Arc<Guard>,
+    reseed: Reseed,
     laboratory: bool,
     tasks: TaskTracker,
     /// Why the pool serves no more: credits came into use.
@@ -142,6 +144,7 @@ impl PoolTransport {
             inner: Arc::new(Inner {
                 table,
                 guard,
+                reseed: options.reseed,
                 laboratory,
                 tasks,
                 stopped: OnceLock::new(),
@@ -531,7 +534,11 @@ impl Inner {
             Deliver::Messages { from } => from,
         };
         let start = call.started + call.prepared.limits.start;
-        let told = tokio::time::timeout_at(start, tell(session, &messages[from..]));
+        let rest = &messages[from..];
+        if self.reseed == Reseed::Transcript && rest.len() > 1 {
+            return tell_as_one(session, rest);
+        }
+        let told = tokio::time::timeout_at(start, tell(session, rest));
         told.await.map_err(|_| {
             let limit = call.prepared.limits.start.as_secs_f32();
             let what = format!("the CLI did not take the history within {limit} s");
@@ -830,6 +837,26 @@ async fn tell(session: &mut Session, messages: &[Sendable<'_>]) -> Result<usize>
     session.open_gate()?;
     session.ask(with_next, uuid, turn_at)?;
     session.record.push(last, Some(uuid));
+    Ok(turn_at)
+}
+
+/// Asks with one message that tells all of these. To take its turn back is to take all of them back.
+fn tell_as_one(session: &mut Session, messages: &[Sendable<'_>]) -> Result<usize> {
+    let uuid = Uuid::new_v4();
+    let id = uuid.hyphenated().to_string();
+    let stamp = Stamp {
+        id: &id,
+        model: session.model(),
+        mark: None,
+    };
+    let one = transcript::message(messages);
+    let line = frames::frame(&one, Kind::Asks, &stamp)?.line;
+    let turn_at = session.record.len();
+    session.open_gate()?;
+    session.ask(line.into_bytes().into(), uuid, turn_at)?;
+    for (n, message) in messages.iter().enumerate() {
+        session.record.push(message, (n == 0).then_some(uuid));
+    }
     Ok(turn_at)
 }
 

@@ -14,8 +14,9 @@ pub enum Reseed {
     /// As the CLI's own messages: calls, results, images and signed thinking stay what they are.
     #[default]
     Native,
-    /// As one user message that tells the whole conversation: the pool document's way. Calls are text then, and thinking
-    /// is left out.
+    /// As one user message that tells the whole conversation: the pool document's way. Calls and results are text then,
+    /// images and documents stay, and thinking is left out. The same holds for what is told to a resumed conversation
+    /// that is behind the host's, so no frame of the CLI's is used at all.
     Transcript,
 }
 
