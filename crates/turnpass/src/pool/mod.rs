@@ -303,18 +303,24 @@ impl Inner {
             }
         };
         let mut session = taken;
+        let how = plan.told();
+        let shown = |session: &Session| session.shown(prepared.key.as_str()).plan(&how);
+        self.table
+            .show(&prepared.key, Some(shown(&session).running()));
         let ticket = match self.gate(call, &mut session).await {
             Ok(ticket) => ticket,
             Err(error) => {
                 // Nothing was written, so the conversation is as it was, unless the process itself failed.
                 match leaves_it_usable(&error) {
-                    true => **held = Some(session),
+                    true => {
+                        self.table.show(&prepared.key, Some(shown(&session)));
+                        **held = Some(session);
+                    }
                     false => self.discard(call, session),
                 }
                 return Err(error.into());
             }
         };
-        let how = plan.told();
         let turn_at = match self.deliver(call, &mut session, plan.deliver).await {
             Ok(turn_at) => turn_at,
             Err(error) => {

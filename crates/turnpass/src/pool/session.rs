@@ -609,6 +609,7 @@ impl Session {
             pid: self.group.pid(),
             started_unix_s: self.started_unix_s,
             generations: self.generations,
+            running: false,
             parked: self.phase != Phase::Idle,
             messages: self.record.len(),
             plan: PlanKind::Fresh,
