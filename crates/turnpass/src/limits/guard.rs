@@ -3,7 +3,7 @@
 //! A transport asks [`Guard::before`] for a [`Ticket`] before it sends anything, shows the ticket the head of the answer,
 //! and tells it the token counts at the end. With the policy off and no budget every one of these returns at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,7 +21,7 @@ use super::probe::Probe;
 use super::rate::{Near, Reaction, Signal};
 use super::state_file::StateFile;
 use super::windows::{Board, Credits};
-use crate::conversation::{Block, Message};
+use crate::conversation::{Block, Message, Role};
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Notice, Usage};
 use crate::provider::Notifier;
@@ -106,12 +106,34 @@ impl Asked {
     }
 }
 
-/// Whether the conversation ends with something that a person said, and not with the results of tools alone.
+/// Whether a conversation brings something that the model has not been told: everything but the results of the calls that
+/// the model has just made, and nothing beside them.
+///
+/// In doubt it does. A history is put in order on its way out (`normalise`), and what stands last in the host's copy need
+/// not stand last there: an empty message is dropped, messages of one side become one, and results that nobody asked for
+/// become something that a person says.
 pub fn is_new_message(messages: &[Message]) -> bool {
-    messages.last().is_some_and(|message| {
-        let is_result = |block: &Block| matches!(block, Block::ToolResult(_));
-        !message.content.iter().all(is_result)
-    })
+    let said = |role: Role| move |message: &&Message| message.role == role;
+    let mut backwards = messages.iter().rev().peekable();
+    let mut answered = HashSet::new();
+    while let Some(message) = backwards.next_if(said(Role::User)) {
+        if message.content.is_empty() {
+            return true;
+        }
+        for block in &message.content {
+            match block {
+                Block::ToolResult(result) => answered.insert(&result.id),
+                _ => return true,
+            };
+        }
+    }
+    let has_results = !answered.is_empty();
+    while let Some(message) = backwards.next_if(said(Role::Assistant)) {
+        for call in message.tool_calls() {
+            answered.remove(&call.id);
+        }
+    }
+    !has_results || !answered.is_empty()
 }
 
 impl Guard {

@@ -9,7 +9,7 @@ use http::HeaderValue;
 use super::*;
 use crate::cli::environment::InheritedCredentials;
 use crate::cli::installed::Installed;
-use crate::conversation::{Role, ToolResult, ToolUseId};
+use crate::conversation::{Role, ToolCall, ToolInput, ToolResult, ToolUseId};
 use crate::event::Event;
 use crate::provider::Generation;
 
@@ -89,7 +89,18 @@ fn said() -> Asked {
 }
 
 fn results() -> Asked {
-    Asked::of(&Request::new("sonnet", vec![answer_of_tools()]))
+    Asked::of(&Request::new("sonnet", vec![call(), answer_of_tools()]))
+}
+
+fn call() -> Message {
+    Message {
+        role: Role::Assistant,
+        content: vec![Block::ToolUse(ToolCall {
+            id: ToolUseId("toolu_1".to_owned()),
+            name: "ask".to_owned(),
+            input: ToolInput::from(serde_json::Map::new()),
+        })],
+    }
 }
 
 fn answer_of_tools() -> Message {
@@ -122,13 +133,66 @@ fn rule_1_what_a_person_says_is_a_new_message_and_results_of_tools_are_none() {
     });
     for (messages, wanted) in [
         (vec![Message::user("hello")], true),
-        (vec![Message::user("hello"), answer_of_tools()], false),
-        (vec![answer_of_tools(), Message::user("and now?")], true),
-        (vec![both], true),
-        (vec![], false),
+        (
+            vec![Message::user("hello"), call(), answer_of_tools()],
+            false,
+        ),
+        (vec![call(), both], true),
     ] {
         assert_eq!(is_new_message(&messages), wanted, "{messages:?}");
     }
+}
+
+#[test]
+fn rule_1_no_shape_of_a_history_passes_a_new_message_off_as_results() {
+    let empty = |role| Message {
+        role,
+        content: Vec::new(),
+    };
+    let said = || Message::user("and now?");
+    let assistant = |text: &str| Message {
+        role: Role::Assistant,
+        content: vec![Block::Text {
+            text: text.to_owned(),
+        }],
+    };
+    for (name, messages) in [
+        ("nothing", vec![]),
+        (
+            "an empty message behind it",
+            vec![said(), empty(Role::User)],
+        ),
+        (
+            "before the results",
+            vec![call(), said(), answer_of_tools()],
+        ),
+        (
+            "behind the results",
+            vec![call(), answer_of_tools(), said()],
+        ),
+        ("results that nobody asked for", vec![answer_of_tools()]),
+        ("results of no call", vec![said(), answer_of_tools()]),
+        (
+            "results that were given before",
+            vec![
+                call(),
+                answer_of_tools(),
+                assistant("done"),
+                answer_of_tools(),
+            ],
+        ),
+        (
+            "an empty answer in between",
+            vec![said(), empty(Role::Assistant), answer_of_tools()],
+        ),
+        ("a prefilled answer", vec![said(), assistant("Sure")]),
+        ("a call without its result", vec![said(), call()]),
+    ] {
+        assert!(is_new_message(&messages), "{name}");
+    }
+    // An answer in two messages is one turn of the model.
+    let parts = vec![said(), call(), assistant("I ask."), answer_of_tools()];
+    assert!(!is_new_message(&parts));
 }
 
 #[tokio::test]
