@@ -123,7 +123,11 @@ fn table(records: &VecDeque<StreamRecord>, zone: &TimeZone) -> String {
 
 fn cells(record: &StreamRecord, zone: &TimeZone) -> [String; 12] {
     let tokens = &record.tokens;
-    let prompt = tokens.input + tokens.cache_creation + tokens.cache_read;
+    // A line of the file may hold any number.
+    let prompt = tokens
+        .input
+        .saturating_add(tokens.cache_creation)
+        .saturating_add(tokens.cache_read);
     let number = |value: u64| match value {
         0 => "-".to_owned(),
         value => value.to_string(),
@@ -234,6 +238,9 @@ mod tests {
             record("2026-06-01T22:30:00Z", json!({})),
             record("2026-06-01T22:31:00Z", error),
         ]);
+        let most = u64::MAX;
+        let odd = json!({"tokens": {"input": most, "cache_read": most}, "duration_ms": most});
+        assert!(cells(&record("2026-06-01T22:30:00Z", odd), &TimeZone::UTC)[6] == most.to_string());
         let zone = TimeZone::fixed(jiff::tz::offset(2));
         let text = table(&records, &zone);
         let lines: Vec<_> = text.lines().collect();

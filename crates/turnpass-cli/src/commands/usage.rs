@@ -142,7 +142,7 @@ impl Page {
         );
         text.push_str(&line("today", &requests));
         for session in self.ledger.sessions().iter().take(SESSIONS) {
-            let ago = span(self.now.unix_s - session.last);
+            let ago = span(self.now.unix_s.saturating_sub(session.last));
             let spent = session.spent;
             text.push_str(&line(
                 "session",
@@ -154,7 +154,7 @@ impl Page {
             ));
         }
         text.push_str(&self.recorded.text(&TimeZone::system()));
-        let age = self.now.unix_s - self.dated.at;
+        let age = self.now.unix_s.saturating_sub(self.dated.at);
         text.push_str(&style.dim(&line("asked", &format!("{} ago, at no cost", span(age)))));
         text
     }

@@ -5,21 +5,26 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::HeaderMap;
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Policy;
 use super::budget::{Budgets, Ledger, Moment, SessionKey, tokens_of};
-use super::gate::{CREDITS_ON, Gate, Question, UsageSource};
+use super::gate::{CREDITS_ON, Finding, Gate, Heard, Question, UsageSource};
 use super::latest::Latest;
 use super::probe::Probe;
 use super::rate::{Near, Reaction, Signal};
+use super::shared::{Ask, Shared, Unanswered};
 use super::state_file::StateFile;
+use super::verdict::Doubt;
 use super::windows::{Board, Credits};
 use crate::conversation::{Block, Message, Role};
 use crate::error::{Error, ErrorCode, Result};
@@ -31,8 +36,13 @@ use crate::wire::rate_limit::UnifiedHeaders;
 /// Between two notices about credits. A person who has read one knows it for a while.
 pub const NOTICE_INTERVAL: Duration = Duration::from_secs(15 * 60);
 
-/// How old the newest word about a window may be before a person's limit on windows asks anew.
+/// How old the last reading of all windows may be before a person's limit on windows asks anew. Answers tell of some
+/// windows only: those of a single model stand in a reading alone.
 pub const WINDOW_MAX_AGE: Duration = Duration::from_secs(5 * 60);
+
+/// Longest life of the process that is asked before a message: its start, the retries of 15 s, one last answer of 30 s,
+/// and the fresh process of 8 s.
+pub const REQUIRE_LIMIT: Duration = Duration::from_secs(70);
 
 /// The ledger in the state directory.
 pub const LEDGER_FILE: &str = "ledger.json";
@@ -54,8 +64,8 @@ pub struct Guard {
     policy: Policy,
     budgets: Budgets,
     book: Option<Book>,
-    probe: Probe,
-    gate: Gate,
+    gate: Arc<Gate>,
+    asking: Shared<Result<Heard>>,
     latest: Latest,
     told: Mutex<Told>,
     tasks: TaskTracker,
@@ -78,13 +88,26 @@ struct Told {
     near: BTreeMap<String, (u64, Option<u64>)>,
 }
 
-/// One request that may be sent.
+/// One request that may be sent. It counts from now on; dropped before it was [`Ticket::sent`], it has not counted.
 #[derive(Debug)]
 pub struct Ticket {
     guard: Arc<Guard>,
     key: SessionKey,
+    counted: Counted,
     is_new_message: bool,
     notifier: Option<Notifier>,
+}
+
+/// A request in the ledger. Dropping it takes it out again unless it was sent.
+#[derive(Debug)]
+struct Counted {
+    guard: Arc<Guard>,
+    key: SessionKey,
+    /// The day that it was counted on; `None` when nothing was written.
+    day: Option<String>,
+    sent: AtomicBool,
+    /// On its way to the caller, who may have left: it is waited for like the entry itself.
+    underway: Option<TaskTrackerToken>,
 }
 
 /// What a guard has to know of a request.
@@ -144,15 +167,19 @@ impl Guard {
             (None, true) => Some(Book::Memory(Mutex::default())),
             (None, false) => None,
         };
+        let (gate, tasks) = (Arc::new(probe.gate()), TaskTracker::new());
+        let latest = Latest::new(&probe, options.state_dir.as_deref());
+        let ask = ask_once(probe, Arc::clone(&gate), tasks.clone());
         Arc::new(Self {
             policy: options.policy,
             budgets: options.budgets,
             book,
-            gate: probe.gate(),
-            latest: Latest::new(&probe, options.state_dir.as_deref()),
-            probe,
+            gate,
+            // Nothing is kept: a message needs an answer that was asked for while it waited.
+            asking: Shared::new(ask, REQUIRE_LIMIT, Duration::ZERO).while_wanted(),
+            latest,
             told: Mutex::default(),
-            tasks: TaskTracker::new(),
+            tasks,
             stop: CancellationToken::new(),
         })
     }
@@ -174,7 +201,8 @@ impl Guard {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends a process of its own at once; nothing is counted unless it had come to its end.
+    /// Dropping the future ends the process that is asked unless another message waits for it too; nothing is counted
+    /// unless it had come to its end.
     pub async fn before(
         self: &Arc<Self>,
         asked: Asked,
@@ -204,20 +232,29 @@ impl Guard {
         if self.policy == Policy::RequireOff && asked.is_new_message {
             self.require_off(asked.call, cancel, running).await?;
         }
-        self.count_request(asked.key.clone()).await?;
+        let mut counted = self.count_request(asked.key.clone()).await?;
+        counted.underway = None;
         Ok(Ticket {
             guard: Arc::clone(self),
             key: asked.key,
+            counted,
             is_new_message: asked.is_new_message,
             notifier,
         })
     }
 
-    /// Cancels what runs and waits for it: questions, sign-in checks, entries into the ledger.
+    /// Cancels what runs and waits for it: questions, sign-in checks, entries into the ledger. What generations that still
+    /// run enter afterwards is waited for by [`Guard::entered`].
     pub async fn shutdown(&self) {
         self.close();
+        self.asking.shutdown().await;
         self.gate.shutdown().await;
         self.latest.shutdown().await;
+        self.entered().await;
+    }
+
+    /// Waits for the entries into the ledger that are under way, once the guard is shut down.
+    pub async fn entered(&self) {
         self.tasks.close();
         self.tasks.wait().await;
     }
@@ -232,69 +269,103 @@ impl Guard {
             return Ok(());
         }
         let now = Moment::now().unix_s;
-        let known = self.told().board.told_at();
-        let age = known.and_then(|at| u64::try_from(now - at).ok());
-        if age.is_none_or(|age| age >= WINDOW_MAX_AGE.as_secs()) {
-            let latest = self.latest.get().await?;
-            if latest.reading.windows.is_empty() {
+        let is_young = |at: Option<i64>| {
+            let age = at.and_then(|at| u64::try_from(now.saturating_sub(at)).ok());
+            age.is_some_and(|age| age < WINDOW_MAX_AGE.as_secs())
+        };
+        let (read_at, told_at) = {
+            let told = self.told();
+            (told.board.read_at(), told.board.told_at())
+        };
+        if !is_young(read_at) {
+            let nothing = || {
                 let what = "nothing was sent: the CLI shows no usage window, so max_window_percent cannot be kept";
-                return Err(Error::new(ErrorCode::UsageUnconfirmed, what)
-                    .with_remedy("Try again in a minute, or unset max_window_percent."));
+                Error::new(ErrorCode::UsageUnconfirmed, what)
+                    .with_remedy("Try again in a minute, or unset max_window_percent.")
+            };
+            match self.latest.get().await {
+                Ok(latest) if !latest.reading.windows.is_empty() => {
+                    let mut told = self.told();
+                    told.board.reading(&latest.reading, latest.at, now);
+                }
+                Err(error) if error.code() == ErrorCode::Closed => return Err(error),
+                // A reading that fails is bridged by what answers have told since.
+                _ if is_young(told_at) => {}
+                Ok(_) => return Err(nothing()),
+                Err(error) => return Err(error),
             }
-            self.told().board.reading(&latest.reading, latest.at);
         }
         self.budgets.check_window(&self.told().board, now)
     }
 
+    /// The process that will take the message is asked, if it can be. A relay's cannot: it reaches its account through the
+    /// relay. Then one beside it is asked, which messages that wait at the same time share, so there is one at a time
+    /// (bug 128).
     async fn require_off(
         &self,
         call: CallKind,
         cancel: &CancellationToken,
         running: Option<&dyn UsageSource>,
     ) -> Result<()> {
-        if let Some(running) = running {
-            let question = Question {
-                running: Some(running),
-                call,
-                cancel,
-            };
-            return self
-                .gate
-                .ask(question)
-                .await
-                .passage(self.policy)
-                .into_result();
-        }
-        // A relay's processes cannot be asked, so the message gets a process of its own for that. Until the process's end is a task of its own, a shutdown waits for this.
-        let _held = self.tasks.token();
-        let started = self.stop.run_until_cancelled(self.probe.start()).await;
-        let closed = || Error::new(ErrorCode::Closed, "the provider was shut down");
-        let process = started.ok_or_else(closed)??;
-        let question = Question {
-            running: Some(&process),
-            call,
-            cancel,
+        let found = match running {
+            Some(_) => {
+                let question = Question {
+                    running,
+                    call,
+                    cancel,
+                };
+                self.gate.ask(question).await
+            }
+            None => {
+                let heard = tokio::select! {
+                    biased;
+                    () = self.stop.cancelled() => Err(Unanswered::Closed),
+                    () = cancel.cancelled() => return Finding::Cancelled.passage(self.policy).into_result(),
+                    heard = self.asking.get() => heard,
+                };
+                let heard = match heard {
+                    Ok(heard) => heard?,
+                    Err(Unanswered::Late) => Finding::Unconfirmed(Doubt::NoAnswer).into(),
+                    Err(Unanswered::Closed) => Finding::Closed.into(),
+                };
+                self.gate.settle(heard, call, cancel).await
+            }
         };
-        let found = self.gate.ask(question).await;
-        // Its end takes a moment that the message need not wait for.
-        self.tasks.spawn(process.end());
         found.passage(self.policy).into_result()
     }
 
-    async fn count_request(self: &Arc<Self>, key: SessionKey) -> Result<()> {
+    async fn count_request(self: &Arc<Self>, key: SessionKey) -> Result<Counted> {
         let (guard, budgets) = (Arc::clone(self), self.budgets);
         self.enter(move || {
             let now = Moment::now();
-            guard.book_change(|ledger| ledger.request(&budgets, &key, &now))
+            let mut counted = Counted {
+                guard,
+                key,
+                day: None,
+                sent: AtomicBool::new(false),
+                underway: None,
+            };
+            let entered = counted
+                .guard
+                .book_change(|ledger| ledger.request(&budgets, &counted.key, &now));
+            if counted.guard.unless_uncounted(entered)? {
+                counted.day = Some(now.day);
+                counted.underway = Some(counted.guard.tasks.token());
+            }
+            // A caller that has left by now drops it, and with it the entry.
+            Ok(counted)
         })
         .await
     }
 
     /// Runs a change of the ledger where it may block; at once when the ledger is in memory or there is none.
-    async fn enter(&self, change: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+    async fn enter<T: Send + 'static>(
+        &self,
+        change: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         match self.book {
-            Some(Book::File(_)) => match tokio::task::spawn_blocking(change).await {
-                Ok(done) => self.unless_uncounted(done),
+            Some(Book::File(_)) => match self.tasks.spawn_blocking(change).await {
+                Ok(done) => done,
                 Err(_) => Err(Error::new(
                     ErrorCode::Internal,
                     "the ledger's task broke off",
@@ -304,14 +375,15 @@ impl Guard {
         }
     }
 
-    /// A ledger that cannot be written refuses only where a budget depends on it.
-    fn unless_uncounted(&self, done: Result<()>) -> Result<()> {
+    /// Whether it was written. A ledger that cannot be written refuses only where a budget depends on it.
+    fn unless_uncounted(&self, done: Result<()>) -> Result<bool> {
         match done {
+            Ok(()) => Ok(self.book.is_some()),
             Err(error) if error.code() != ErrorCode::Budget && !self.budgets.counts() => {
                 tracing::warn!(%error, "the ledger was not written");
-                Ok(())
+                Ok(false)
             }
-            done => done,
+            Err(error) => Err(error),
         }
     }
 
@@ -322,6 +394,27 @@ impl Guard {
             Some(Book::Memory(ledger)) => {
                 change(&mut ledger.lock().unwrap_or_else(PoisonError::into_inner))
             }
+        }
+    }
+
+    /// Enters something that nobody waits for and that refuses nothing.
+    fn enter_later(self: &Arc<Self>, change: impl FnOnce(&mut Ledger) + Send + 'static) {
+        let guard = Arc::clone(self);
+        let entry = move || {
+            let entered = guard.book_change(|ledger| {
+                change(ledger);
+                Ok(())
+            });
+            if let Err(error) = entered {
+                tracing::warn!(%error, "the ledger was not written");
+            }
+        };
+        match (&self.book, Handle::try_current()) {
+            (Some(Book::File(_)), Ok(runtime)) => {
+                self.tasks.spawn_blocking_on(entry, &runtime);
+            }
+            // Where there is no runtime, nothing else waits for this thread.
+            _ => entry(),
         }
     }
 
@@ -344,7 +437,8 @@ impl Guard {
             };
             let text = match latest {
                 Ok(latest) => {
-                    guard.told().board.reading(&latest.reading, latest.at);
+                    let now = Moment::now().unix_s;
+                    guard.told().board.reading(&latest.reading, latest.at, now);
                     match (latest.reading.credits, latest.reading.doubt) {
                         (Credits::Off, _) => return,
                         (Credits::On, _) => format!("{CREDITS_ON}."),
@@ -428,24 +522,49 @@ impl Ticket {
         }
     }
 
+    /// The request is on its way to the service: from here on it has counted, whatever comes of it.
+    pub fn sent(&self) {
+        self.counted.sent.store(true, Ordering::Relaxed);
+    }
+
     /// Counts the tokens of a generation that has ended, well or not. Nobody waits for it.
     pub fn spent(&self, usage: &Usage) {
         let tokens = tokens_of(usage);
-        if self.guard.book.is_none() || tokens == 0 {
+        if tokens == 0 {
             return;
         }
-        let (guard, key) = (Arc::clone(&self.guard), self.key.clone());
-        self.guard.tasks.spawn_blocking(move || {
-            let now = Moment::now();
-            let entered = guard.book_change(|ledger| {
-                ledger.tokens(&key, tokens, &now);
-                Ok(())
-            });
-            if let Err(error) = entered {
-                tracing::warn!(%error, "tokens were not entered into the ledger");
-            }
-        });
+        // Nothing else makes tokens.
+        self.sent();
+        if self.guard.book.is_some() {
+            let key = self.key.clone();
+            let enter = move |ledger: &mut Ledger| ledger.tokens(&key, tokens, &Moment::now());
+            self.guard.enter_later(enter);
+        }
     }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let Some(day) = self.day.take().filter(|_| !*self.sent.get_mut()) else {
+            return;
+        };
+        let key = self.key.clone();
+        let take_out = move |ledger: &mut Ledger| ledger.unsent(&key, &day);
+        self.guard.enter_later(take_out);
+    }
+}
+
+/// Starts a process, asks it as the gate does and ends it; its end takes a moment that no message waits for.
+fn ask_once(probe: Probe, gate: Arc<Gate>, tasks: TaskTracker) -> Ask<Result<Heard>> {
+    Box::new(move || {
+        let (probe, gate, tasks) = (probe.clone(), Arc::clone(&gate), tasks.clone());
+        Box::pin(async move {
+            let process = probe.start().await?;
+            let heard = gate.hear(Some(&process)).await;
+            tasks.spawn(process.end());
+            Ok(heard)
+        })
+    })
 }
 
 #[cfg(test)]

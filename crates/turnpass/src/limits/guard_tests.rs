@@ -419,7 +419,7 @@ async fn budgets_hold_in_memory_and_over_processes() {
     for state in [None, Some(state.as_path())] {
         let guard = fake.guard(Policy::Off, day(Some(2), None), state);
         for _ in 0..2 {
-            before(&guard, said()).await.unwrap();
+            before(&guard, said()).await.unwrap().sent();
         }
         let error = before(&guard, results()).await.unwrap_err();
         assert_eq!(error.code(), ErrorCode::Budget);
@@ -427,6 +427,126 @@ async fn budgets_hold_in_memory_and_over_processes() {
     let another = fake.guard(Policy::Off, day(Some(2), None), Some(&state));
     assert!(before(&another, said()).await.is_err());
     assert_eq!(fake.starts(), 0);
+}
+
+/// Requests in the file, once everything is entered.
+async fn counted(guard: &Arc<Guard>, state: &Path) -> u64 {
+    bounded(guard.entered()).await;
+    let file = StateFile::new(state, LEDGER_FILE);
+    let ledger: Ledger = file.read().unwrap().unwrap_or_default();
+    ledger.today(&Moment::now()).requests
+}
+
+#[tokio::test]
+async fn a_request_that_was_not_sent_has_not_counted() {
+    let fake = Fake::new(OFF);
+    let state = fake.path("state");
+    for state in [Some(state.as_path()), None] {
+        let guard = fake.guard(Policy::Off, day(Some(1), None), state);
+        for _ in 0..3 {
+            drop(before(&guard, said()).await.unwrap());
+            bounded(guard.entered()).await;
+        }
+        let ticket = before(&guard, said()).await.unwrap();
+        ticket.sent();
+        drop(ticket);
+        bounded(guard.entered()).await;
+        let error = before(&guard, said()).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Budget);
+    }
+    let guard = fake.guard(Policy::Off, Budgets::default(), Some(&state));
+    assert_eq!(counted(&guard, &state).await, 1);
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_while_it_is_counted_has_not_counted() {
+    let fake = Fake::new(OFF);
+    let state = fake.path("state");
+    fs::create_dir(&state).unwrap();
+    let guard = fake.guard(Policy::Off, day(Some(9), None), Some(&state));
+    let lock = fs::File::create(state.join("ledger.json.lock")).unwrap();
+    lock.lock().unwrap();
+    let cancel = CancellationToken::new();
+    let mut waits = Box::pin(guard.before(said(), None, &cancel));
+    assert!(futures_util::poll!(&mut waits).is_pending());
+    drop(waits);
+    drop(lock);
+    assert_eq!(counted(&guard, &state).await, 0);
+}
+
+#[tokio::test]
+async fn bug_128_messages_that_wait_at_the_same_time_share_one_process() {
+    let fake = Fake::new(OFF);
+    fs::write(fake.path("hang"), "").unwrap();
+    let guard = fake.guard(Policy::RequireOff, Budgets::default(), None);
+    let cancel = CancellationToken::new();
+    let begin = |cancel: &CancellationToken| {
+        let (guard, cancel) = (Arc::clone(&guard), cancel.clone());
+        tokio::spawn(async move { guard.before(said(), None, &cancel).await })
+    };
+    let callers: Vec<_> = (0..20).map(|_| begin(&cancel)).collect();
+    let started = |count| {
+        let fake = &fake;
+        bounded(async move {
+            while fake.starts() < count {
+                tokio::task::yield_now().await;
+            }
+        })
+    };
+    started(1).await;
+    cancel.cancel();
+    for caller in callers {
+        let error = bounded(caller).await.unwrap().unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Closed);
+    }
+    // The last one that left took the process with it; the next one has its own.
+    fs::remove_file(fake.path("hang")).unwrap();
+    let next = begin(&CancellationToken::new());
+    bounded(next).await.unwrap().unwrap();
+    assert_eq!(fake.starts(), 2);
+    bounded(guard.shutdown()).await;
+    assert_eq!(private_dirs(&fake), 0);
+}
+
+#[tokio::test]
+async fn a_window_that_no_answer_tells_of_is_read_anew() {
+    let window = |used| {
+        format!(
+            r#"{{"rate_limits_available":true,"rate_limits":{{"model_scoped":[{{"display_name":"Opus","utilization":{used}}}]}}}}"#
+        )
+    };
+    let fake = Fake::new(&window(90));
+    let budgets = Budgets {
+        max_window_percent: Some(80),
+        ..Budgets::default()
+    };
+    let guard = fake.guard(Policy::Off, budgets, None);
+    let now = Moment::now().unix_s;
+    let old = crate::limits::windows::Reading::read(&window(10));
+    guard.told().board.reading(&old, now - 301, now);
+    let read = UnifiedHeaders::read([("anthropic-ratelimit-unified-5h-utilization", "0.1")]);
+    guard.told().board.headers(&read.unwrap(), now);
+    let error = before(&guard, said()).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Budget);
+    assert!(error.detail().contains("Opus"), "{error}");
+}
+
+#[tokio::test]
+async fn a_reading_that_fails_is_bridged_by_what_answers_told() {
+    let fake = Fake::new(r#"{"rate_limits_available":true,"rate_limits":null}"#);
+    let budgets = Budgets {
+        max_window_percent: Some(80),
+        ..Budgets::default()
+    };
+    let guard = fake.guard(Policy::Off, budgets, None);
+    let names = ["anthropic-ratelimit-unified-5h-utilization"];
+    let read = |part| UnifiedHeaders::read([(names[0], part)]).unwrap();
+    let now = Moment::now().unix_s;
+    guard.told().board.headers(&read("0.5"), now);
+    before(&guard, said()).await.unwrap();
+    guard.told().board.headers(&read("0.8"), now);
+    let error = before(&guard, said()).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Budget);
 }
 
 #[tokio::test]

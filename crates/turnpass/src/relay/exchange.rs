@@ -408,6 +408,7 @@ impl<'a> Exchange<'a> {
         }
         self.first_body = Some(admitted.body.clone());
         self.upstream_requests += 1;
+        self.service.ticket.sent();
         self.evidence.asked = true;
         let (upstream, path, headers) = (
             self.service.upstream.clone(),

@@ -194,6 +194,8 @@ impl Transport for RelayTransport {
         Box::pin(async {
             let guard = tokio::time::timeout(SHUTDOWN_LIMIT, self.inner.guard.shutdown());
             let (ended, guarded) = tokio::join!(self.inner.stable.shutdown(), guard);
+            // Generations that the shutdown has ended have entered what they used.
+            self.inner.guard.entered().await;
             ended.and(guarded.map_err(|_| {
                 let what = "a question about usage did not end in time";
                 Error::new(ErrorCode::ProcessCleanup, what)
