@@ -20,6 +20,10 @@ pub(crate) const TESTS: [(&str, Test); 7] = [
     ),
     ("program::auth_status_says_what_the_cli_says", auth_status),
     ("login::a_wrong_code_then_the_right_one", login),
+    (
+        "program::bug_032_a_key_helper_in_the_settings_is_no_sign_in_and_never_runs",
+        bug_032_a_key_helper,
+    ),
     ("program::models_come_from_the_cli", models),
     (
         "relay::require_off_refuses_before_anything_is_sent",
@@ -119,6 +123,35 @@ fn auth_status(stage: &Stage) {
         "{}",
         ended.out
     );
+    assert_eq!(stage.left(), [""; 0]);
+}
+
+fn bug_032_a_key_helper(stage: &Stage) {
+    let project = stage.path("w");
+    let home = MadeUpHome::new(&stage.home()).unwrap();
+    let planted = home.plant(&project).unwrap();
+    // What the CLI says when it is asked as a person asks it.
+    let plain = stage
+        .command(&stage.claude)
+        .args(["auth", "status"])
+        .output();
+    let plain = String::from_utf8(plain.unwrap().stdout).unwrap();
+    assert!(plain.contains("api_key_helper"), "{plain}");
+    let ended = stage.turnpass(&["auth", "status", "--json"]);
+    let (code, told) = (ended.code, ended.json());
+    assert_eq!(
+        (code, &told["status"]),
+        (Some(0), &"signed_in".into()),
+        "{told}"
+    );
+    stage.upstream.set_usage([credits(ExtraUsage::Off)]);
+    let passed = run(stage, "require_off");
+    assert_eq!(passed.code, Some(0), "{}{}", passed.out, passed.err);
+    let bearer = stage.upstream.messages()[0]
+        .header("authorization")
+        .map(str::to_owned);
+    assert_eq!(bearer.as_deref(), Some("Bearer sk-ant-oat01-MADE-UP"));
+    assert_eq!(planted.ran(), Vec::<String>::new());
     assert_eq!(stage.left(), [""; 0]);
 }
 
