@@ -64,6 +64,8 @@ use crate::event::{Event, Notice, Plan, PlanKind};
 use crate::limits::Policy;
 use crate::limits::guard::{Asked, Guard, GuardOptions, Ticket};
 use crate::limits::probe::Probe;
+use crate::models::discovery::Discovered;
+use crate::models::known::KnownModels;
 use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
 use crate::provider::{EventSender, Generation, Transport};
 use crate::request::{Request, ThinkingDisplay, TransportKind};
@@ -129,12 +131,13 @@ impl RelayTransport {
             GuardOptions {
                 policy: options.usage_gate.unwrap_or(default),
                 budgets: options.budgets,
-                state_dir: options.state_dir,
+                state_dir: options.state_dir.clone(),
             },
         );
         let tasks = TaskTracker::new();
         let launcher = Launcher::new(
             installed,
+            KnownModels::new(options.state_dir.as_deref()),
             snapshot,
             options.inherited_credentials,
             options.tool_server,
@@ -169,6 +172,14 @@ impl RelayTransport {
             self.inner.stable.make_ready(&need).await?;
         }
         Ok(())
+    }
+
+    /// Asks the installed CLI for its models by a process of its own, at no cost. What it tells is kept, and decides from
+    /// then on which efforts a model takes; before that, what is known of the version decides.
+    ///
+    /// Dropping the future kills the process.
+    pub async fn models(&self) -> Discovered {
+        self.inner.stable.discover().await
     }
 }
 
