@@ -5,25 +5,24 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::HeaderMap;
-use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tokio_util::task::task_tracker::TaskTrackerToken;
+
+pub use super::book::LEDGER_FILE;
 
 use super::Policy;
-use super::budget::{Budgets, Ledger, Moment, SessionKey, tokens_of};
+use super::book::{Book, Counted};
+use super::budget::{Budgets, Moment, SessionKey, tokens_of};
 use super::gate::{CREDITS_ON, Finding, Gate, Heard, Question, UsageSource};
 use super::latest::Latest;
 use super::probe::Probe;
 use super::rate::{Near, Reaction, Signal};
 use super::shared::{Ask, Shared, Unanswered};
-use super::state_file::StateFile;
 use super::verdict::Doubt;
 use super::windows::{Board, Credits};
 use crate::conversation::{Block, Message, Role};
@@ -44,9 +43,6 @@ pub const WINDOW_MAX_AGE: Duration = Duration::from_secs(5 * 60);
 /// and the fresh process of 8 s.
 pub const REQUIRE_LIMIT: Duration = Duration::from_secs(70);
 
-/// The ledger in the state directory.
-pub const LEDGER_FILE: &str = "ledger.json";
-
 /// How a guard is set up.
 #[derive(Clone, Debug)]
 pub struct GuardOptions {
@@ -63,20 +59,13 @@ pub struct GuardOptions {
 pub struct Guard {
     policy: Policy,
     budgets: Budgets,
-    book: Option<Book>,
+    book: Arc<Book>,
     gate: Arc<Gate>,
     asking: Shared<Result<Heard>>,
     latest: Latest,
     told: Mutex<Told>,
     tasks: TaskTracker,
     stop: CancellationToken,
-}
-
-/// Where requests and tokens are counted.
-#[derive(Debug)]
-enum Book {
-    Memory(Mutex<Ledger>),
-    File(StateFile),
 }
 
 /// What is known of windows, and what the host has heard.
@@ -92,22 +81,9 @@ struct Told {
 #[derive(Debug)]
 pub struct Ticket {
     guard: Arc<Guard>,
-    key: SessionKey,
     counted: Counted,
     is_new_message: bool,
     notifier: Option<Notifier>,
-}
-
-/// A request in the ledger. Dropping it takes it out again unless it was sent.
-#[derive(Debug)]
-struct Counted {
-    guard: Arc<Guard>,
-    key: SessionKey,
-    /// The day that it was counted on; `None` when nothing was written.
-    day: Option<String>,
-    sent: AtomicBool,
-    /// On its way to the caller, who may have left: it is waited for like the entry itself.
-    underway: Option<TaskTrackerToken>,
 }
 
 /// What a guard has to know of a request.
@@ -162,13 +138,10 @@ pub fn is_new_message(messages: &[Message]) -> bool {
 impl Guard {
     /// A guard whose questions go to this probe. Starts nothing.
     pub fn new(probe: Probe, options: GuardOptions) -> Arc<Self> {
-        let book = match (&options.state_dir, options.budgets.counts()) {
-            (Some(dir), _) => Some(Book::File(StateFile::new(dir, LEDGER_FILE))),
-            (None, true) => Some(Book::Memory(Mutex::default())),
-            (None, false) => None,
-        };
         let (gate, tasks) = (Arc::new(probe.gate()), TaskTracker::new());
-        let latest = Latest::new(&probe, options.state_dir.as_deref());
+        let state_dir = options.state_dir.as_deref();
+        let latest = Latest::new(&probe, state_dir);
+        let book = Book::open(state_dir, options.budgets, tasks.clone());
         let ask = ask_once(probe, Arc::clone(&gate), tasks.clone());
         Arc::new(Self {
             policy: options.policy,
@@ -232,12 +205,9 @@ impl Guard {
         if self.policy == Policy::RequireOff && asked.is_new_message {
             self.require_off(asked.call, cancel, running).await?;
         }
-        let mut counted = self.count_request(asked.key.clone()).await?;
-        counted.underway = None;
         Ok(Ticket {
             guard: Arc::clone(self),
-            key: asked.key,
-            counted,
+            counted: self.book.count(asked.key).await?,
             is_new_message: asked.is_new_message,
             notifier,
         })
@@ -332,90 +302,6 @@ impl Guard {
             }
         };
         found.passage(self.policy).into_result()
-    }
-
-    async fn count_request(self: &Arc<Self>, key: SessionKey) -> Result<Counted> {
-        let (guard, budgets) = (Arc::clone(self), self.budgets);
-        self.enter(move || {
-            let now = Moment::now();
-            let mut counted = Counted {
-                guard,
-                key,
-                day: None,
-                sent: AtomicBool::new(false),
-                underway: None,
-            };
-            let entered = counted
-                .guard
-                .book_change(|ledger| ledger.request(&budgets, &counted.key, &now));
-            if counted.guard.unless_uncounted(entered)? {
-                counted.day = Some(now.day);
-                counted.underway = Some(counted.guard.tasks.token());
-            }
-            // A caller that has left by now drops it, and with it the entry.
-            Ok(counted)
-        })
-        .await
-    }
-
-    /// Runs a change of the ledger where it may block; at once when the ledger is in memory or there is none.
-    async fn enter<T: Send + 'static>(
-        &self,
-        change: impl FnOnce() -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        match self.book {
-            Some(Book::File(_)) => match self.tasks.spawn_blocking(change).await {
-                Ok(done) => done,
-                Err(_) => Err(Error::new(
-                    ErrorCode::Internal,
-                    "the ledger's task broke off",
-                )),
-            },
-            _ => change(),
-        }
-    }
-
-    /// Whether it was written. A ledger that cannot be written refuses only where a budget depends on it.
-    fn unless_uncounted(&self, done: Result<()>) -> Result<bool> {
-        match done {
-            Ok(()) => Ok(self.book.is_some()),
-            Err(error) if error.code() != ErrorCode::Budget && !self.budgets.counts() => {
-                tracing::warn!(%error, "the ledger was not written");
-                Ok(false)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    fn book_change(&self, change: impl FnOnce(&mut Ledger) -> Result<()>) -> Result<()> {
-        match &self.book {
-            None => Ok(()),
-            Some(Book::File(file)) => file.change(change),
-            Some(Book::Memory(ledger)) => {
-                change(&mut ledger.lock().unwrap_or_else(PoisonError::into_inner))
-            }
-        }
-    }
-
-    /// Enters something that nobody waits for and that refuses nothing.
-    fn enter_later(self: &Arc<Self>, change: impl FnOnce(&mut Ledger) + Send + 'static) {
-        let guard = Arc::clone(self);
-        let entry = move || {
-            let entered = guard.book_change(|ledger| {
-                change(ledger);
-                Ok(())
-            });
-            if let Err(error) = entered {
-                tracing::warn!(%error, "the ledger was not written");
-            }
-        };
-        match (&self.book, Handle::try_current()) {
-            (Some(Book::File(_)), Ok(runtime)) => {
-                self.tasks.spawn_blocking_on(entry, &runtime);
-            }
-            // Where there is no runtime, nothing else waits for this thread.
-            _ => entry(),
-        }
     }
 
     /// Asks beside the generation whether credits are on, unless that was done lately.
@@ -524,33 +410,15 @@ impl Ticket {
 
     /// The request is on its way to the service: from here on it has counted, whatever comes of it.
     pub fn sent(&self) {
-        self.counted.sent.store(true, Ordering::Relaxed);
+        self.counted.sent();
     }
 
     /// Counts the tokens of a generation that has ended, well or not. Nobody waits for it.
     pub fn spent(&self, usage: &Usage) {
         let tokens = tokens_of(usage);
-        if tokens == 0 {
-            return;
+        if tokens > 0 {
+            self.counted.spent(tokens);
         }
-        // Nothing else makes tokens.
-        self.sent();
-        if self.guard.book.is_some() {
-            let key = self.key.clone();
-            let enter = move |ledger: &mut Ledger| ledger.tokens(&key, tokens, &Moment::now());
-            self.guard.enter_later(enter);
-        }
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        let Some(day) = self.day.take().filter(|_| !*self.sent.get_mut()) else {
-            return;
-        };
-        let key = self.key.clone();
-        let take_out = move |ledger: &mut Ledger| ledger.unsent(&key, &day);
-        self.guard.enter_later(take_out);
     }
 }
 

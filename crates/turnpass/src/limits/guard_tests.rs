@@ -11,6 +11,8 @@ use crate::cli::environment::InheritedCredentials;
 use crate::cli::installed::Installed;
 use crate::conversation::{Role, ToolCall, ToolInput, ToolResult, ToolUseId};
 use crate::event::Event;
+use crate::limits::budget::Ledger;
+use crate::limits::state_file::StateFile;
 use crate::provider::Generation;
 
 const BOUND: Duration = Duration::from_secs(30);

@@ -10,6 +10,7 @@
 //! | [`windows`] | the plan's windows for people, and the newest that is known of them; pure |
 //! | [`latest`] | the latest reading of them, asked for at most once a minute |
 //! | [`budget`] | what a person allows: requests, tokens, a share of a window; pure |
+//! | `book` | the ledger in its place, and who enters what |
 //! | [`state_file`] | small files of our own that several processes write |
 //! | [`guard`] | all of it for one transport |
 //!
@@ -26,6 +27,7 @@
 //! No policy sees a race: credits can be switched on between the answer and the message, and some models bill credits
 //! although the plan has room (`Credits` in `models`).
 
+mod book;
 pub mod budget;
 pub mod gate;
 pub mod guard;

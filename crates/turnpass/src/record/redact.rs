@@ -419,6 +419,10 @@ fn is_service_id(text: &str) -> bool {
             .any(|b| b.is_ascii_digit() || b.is_ascii_uppercase())
 }
 
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
 fn is_uuid(text: &str) -> bool {
     let mut groups = text.split('-');
     let fits = [8, 4, 4, 4, 12].into_iter().all(|length| {
@@ -449,7 +453,7 @@ fn is_word(text: &str) -> bool {
                 end.len() < stem.len() && !end.bytes().all(|b| b.is_ascii_digit())
             })
             // Of a machine in a network; a version has three numbers.
-            || stem.parse::<std::net::Ipv4Addr>().is_ok()
+            || stem.split('.').filter(|part| is_number(part)).count() > 3
             || stem.matches(':').count() > 3;
     let begins_like_a_token = ["sk-", "pk-", "ey", "gh", "xox", "AKIA"]
         .iter()

@@ -67,7 +67,7 @@ pub(crate) enum Shape<'a> {
 impl Launcher {
     pub(crate) fn new(
         installed: Arc<Installed>,
-        models: KnownModels,
+        state_dir: Option<&Path>,
         snapshot: Snapshot,
         inherited: InheritedCredentials,
         tool_server: Option<PathBuf>,
@@ -76,7 +76,7 @@ impl Launcher {
     ) -> Self {
         Self {
             installed,
-            models,
+            models: KnownModels::new(state_dir),
             snapshot,
             inherited,
             tool_server,

@@ -64,8 +64,6 @@ use crate::event::{Event, Notice, Plan, PlanKind};
 use crate::limits::Policy;
 use crate::limits::guard::{Asked, Guard, GuardOptions, Ticket};
 use crate::limits::probe::Probe;
-use crate::models::discovery::Discovered;
-use crate::models::known::KnownModels;
 use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
 use crate::provider::{EventSender, Generation, Transport};
 use crate::request::{Request, ThinkingDisplay, TransportKind};
@@ -137,7 +135,7 @@ impl RelayTransport {
         let tasks = TaskTracker::new();
         let launcher = Launcher::new(
             installed,
-            KnownModels::new(options.state_dir.as_deref()),
+            options.state_dir.as_deref(),
             snapshot,
             options.inherited_credentials,
             options.tool_server,
@@ -174,11 +172,9 @@ impl RelayTransport {
         Ok(())
     }
 
-    /// Asks the installed CLI for its models by a process of its own, at no cost. What it tells is kept, and decides from
-    /// then on which efforts a model takes; before that, what is known of the version decides.
-    ///
-    /// Dropping the future kills the process.
-    pub async fn models(&self) -> Discovered {
+    /// Asks the installed CLI for its models, at no cost, by a process that dies with the future. What it tells decides from
+    /// then on which efforts a model takes.
+    pub async fn models(&self) -> crate::models::discovery::Discovered {
         self.inner.stable.discover().await
     }
 }
@@ -205,7 +201,6 @@ impl Transport for RelayTransport {
         Box::pin(async {
             let guard = tokio::time::timeout(SHUTDOWN_LIMIT, self.inner.guard.shutdown());
             let (ended, guarded) = tokio::join!(self.inner.stable.shutdown(), guard);
-            // Generations that the shutdown has ended have entered what they used.
             self.inner.guard.entered().await;
             ended.and(guarded.map_err(|_| {
                 let what = "a question about usage did not end in time";
