@@ -39,6 +39,10 @@ pub const NOTICE_INTERVAL: Duration = Duration::from_secs(15 * 60);
 /// windows only: those of a single model stand in a reading alone.
 pub const WINDOW_MAX_AGE: Duration = Duration::from_secs(5 * 60);
 
+/// How long a message that has passed under `require_off` may take to be on its way. A start takes half a second; the
+/// answer itself may be as old again, since the CLI shares it for a minute (2.1.332).
+pub const PASSAGE_MAX_AGE: Duration = Duration::from_secs(60);
+
 /// Longest life of the process that is asked before a message: its start, the retries of 15 s, one last answer of 30 s,
 /// and the fresh process of 8 s.
 pub const REQUIRE_LIMIT: Duration = Duration::from_secs(70);
@@ -77,12 +81,14 @@ struct Told {
     near: BTreeMap<String, (u64, Option<u64>)>,
 }
 
-/// One request that may be sent. It counts from now on; dropped before it was [`Ticket::sent`], it has not counted.
+/// One request that may be sent. It counts from now on; dropped before it was [`Ticket::sending`], it has not counted.
 #[derive(Debug)]
 pub struct Ticket {
     guard: Arc<Guard>,
     counted: Counted,
     is_new_message: bool,
+    /// When the gate let it pass; `None` where it was not asked.
+    passed: Option<Instant>,
     notifier: Option<Notifier>,
 }
 
@@ -202,13 +208,16 @@ impl Guard {
         running: Option<&dyn UsageSource>,
     ) -> Result<Ticket> {
         self.check_window().await?;
+        let mut passed = None;
         if self.policy == Policy::RequireOff && asked.is_new_message {
             self.require_off(asked.call, cancel, running).await?;
+            passed = Some(Instant::now());
         }
         Ok(Ticket {
             guard: Arc::clone(self),
             counted: self.book.count(asked.key).await?,
             is_new_message: asked.is_new_message,
+            passed,
             notifier,
         })
     }
@@ -408,9 +417,24 @@ impl Ticket {
         }
     }
 
-    /// The request is on its way to the service: from here on it has counted, whatever comes of it.
-    pub fn sent(&self) {
+    /// To be called at the last moment before the request goes to the service. From here on it has counted, whatever comes
+    /// of it.
+    ///
+    /// # Errors
+    ///
+    /// `usage_unconfirmed` when the gate let it pass so long ago ([`PASSAGE_MAX_AGE`]) that its word is none any more;
+    /// nothing may be sent then.
+    pub fn sending(&self) -> Result<()> {
+        let age = self.passed.map(|passed| passed.elapsed());
+        if let Some(age) = age.filter(|age| *age > PASSAGE_MAX_AGE) {
+            let what = format!(
+                "nothing was sent: credits were off {} s ago, and the CLI took as long to get ready",
+                age.as_secs()
+            );
+            return Err(Error::new(ErrorCode::UsageUnconfirmed, what));
+        }
         self.counted.sent();
+        Ok(())
     }
 
     /// Counts the tokens of a generation that has ended, well or not. Nobody waits for it.

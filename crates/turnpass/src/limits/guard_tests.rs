@@ -39,6 +39,7 @@ case "$1" in
 esac
 echo start >> "{at}/starts"
 while read -r line; do
+  printf '%s\n' "$line" >> "{at}/asked"
   id=$(printf %s "$line" | sed 's/.*"request_id":"\([^"]*\)".*/\1/')
   [ -e "{at}/hang" ] && continue
   printf '{{"type":"control_response","response":{{"subtype":"success","request_id":"%s","response":%s}}}}\n' "$id" "$(cat "{at}/answer")"
@@ -62,6 +63,15 @@ done
 
     fn say(&self, answer: &str) {
         fs::write(self.path("answer"), answer).unwrap();
+    }
+
+    /// What was written to it.
+    fn asked(&self) -> Vec<serde_json::Value> {
+        let asked = fs::read_to_string(self.path("asked")).unwrap_or_default();
+        let lines = asked.lines();
+        lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
     }
 
     fn starts(&self) -> usize {
@@ -218,6 +228,62 @@ fn private_dirs(fake: &Fake) -> usize {
     let entries = fs::read_dir(fake.dir.path()).unwrap().flatten();
     let ours = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("turnpass-");
     entries.filter(ours).count()
+}
+
+#[tokio::test]
+async fn rule_2_one_control_request_that_leaves_the_transcripts_alone_is_all_that_is_asked() {
+    let fake = Fake::new(OFF);
+    let guard = fake.guard(Policy::RequireOff, Budgets::default(), None);
+    before(&guard, said()).await.unwrap();
+    let asked = fake.asked();
+    assert_eq!(asked.len(), 1, "{asked:?}");
+    assert_eq!(asked[0]["type"], "control_request");
+    let wanted = serde_json::json!({"subtype": "get_usage", "skip_behaviors": true});
+    assert_eq!(asked[0]["request"], wanted);
+}
+
+#[tokio::test]
+async fn rule_8_the_flag_can_flip_at_any_time_so_each_message_asks_anew() {
+    let fake = Fake::new(OFF);
+    let guard = fake.guard(Policy::RequireOff, Budgets::default(), None);
+    for (answer, code) in [
+        (OFF, None),
+        (ON, Some(ErrorCode::Billing)),
+        (OFF, None),
+        (OFF, None),
+        (ON, Some(ErrorCode::Billing)),
+    ] {
+        fake.say(answer);
+        let error = before(&guard, said()).await.err().map(|error| error.code());
+        assert_eq!(error, code);
+    }
+    assert_eq!(fake.starts(), 5);
+}
+
+#[tokio::test]
+async fn a_passage_that_is_a_minute_old_is_none() {
+    let fake = Fake::new(OFF);
+    let guard = fake.guard(Policy::RequireOff, day(Some(9), None), None);
+    let aged = |mut ticket: Ticket, seconds| {
+        ticket.passed = ticket
+            .passed
+            .and_then(|passed| passed.checked_sub(Duration::from_secs(seconds)));
+        ticket
+    };
+    let message = || async { before(&guard, said()).await.unwrap() };
+    aged(message().await, 50).sending().unwrap();
+    let late = aged(message().await, 61);
+    let error = late.sending().unwrap_err();
+    assert_eq!(error.code(), ErrorCode::UsageUnconfirmed);
+    assert!(error.is_retryable(), "the next one asks anew");
+    drop(late);
+    // Only what had to pass can be late.
+    aged(before(&guard, results()).await.unwrap(), 61)
+        .sending()
+        .unwrap();
+    let Ok(()) = guard.book.count(said().key).await.map(drop) else {
+        panic!("the late one has not counted")
+    };
 }
 
 #[tokio::test]
@@ -421,7 +487,8 @@ async fn budgets_hold_in_memory_and_over_processes() {
     for state in [None, Some(state.as_path())] {
         let guard = fake.guard(Policy::Off, day(Some(2), None), state);
         for _ in 0..2 {
-            before(&guard, said()).await.unwrap().sent();
+            let ticket = before(&guard, said()).await.unwrap();
+            ticket.sending().unwrap();
         }
         let error = before(&guard, results()).await.unwrap_err();
         assert_eq!(error.code(), ErrorCode::Budget);
@@ -450,7 +517,7 @@ async fn a_request_that_was_not_sent_has_not_counted() {
             bounded(guard.entered()).await;
         }
         let ticket = before(&guard, said()).await.unwrap();
-        ticket.sent();
+        ticket.sending().unwrap();
         drop(ticket);
         bounded(guard.entered()).await;
         let error = before(&guard, said()).await.unwrap_err();

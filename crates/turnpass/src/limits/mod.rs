@@ -24,8 +24,9 @@
 //! | [`Policy::Warn`] | replay, relay | a notice, at most once in [`guard::NOTICE_INTERVAL`], from a question that delays nothing | a notice |
 //! | [`Policy::Off`] | nobody | nothing | nothing |
 //!
-//! No policy sees a race: credits can be switched on between the answer and the message, and some models bill credits
-//! although the plan has room (`Credits` in `models`).
+//! No policy sees a race: credits can be switched on between the answer and the message, which are a minute apart at most
+//! ([`guard::PASSAGE_MAX_AGE`]) beside the minute for which the CLI shares an answer; and some models bill credits although
+//! the plan has room (`Credits` in `models`).
 
 mod book;
 pub mod budget;

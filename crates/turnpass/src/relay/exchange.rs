@@ -406,9 +406,12 @@ impl<'a> Exchange<'a> {
             admitted.answer(Reply::Gone);
             return Ok(());
         }
+        if let Err(error) = self.service.ticket.sending() {
+            admitted.answer(Reply::Gone);
+            return Err(error);
+        }
         self.first_body = Some(admitted.body.clone());
         self.upstream_requests += 1;
-        self.service.ticket.sent();
         self.evidence.asked = true;
         let (upstream, path, headers) = (
             self.service.upstream.clone(),
