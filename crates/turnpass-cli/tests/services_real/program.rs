@@ -13,7 +13,7 @@ use turnpass_lab::scenario::{ExtraUsage, Reply, TokenAnswer, UsageAnswer};
 use super::Test;
 use super::stage::{Ended, Stage};
 
-pub(crate) const TESTS: [(&str, Test); 8] = [
+pub(crate) const TESTS: [(&str, Test); 9] = [
     ("program::a_run_leaves_one_record_a_generation", records),
     (
         "program::usage_asks_once_a_minute",
