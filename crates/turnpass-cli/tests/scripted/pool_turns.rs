@@ -12,10 +12,15 @@ use crate::stage::{
     Heard, Stage, WARM, ask, ask_with_tools, assert_valid, go_on, hear, host_messages, is_text,
     told, until,
 };
-use crate::{good, turns};
+use crate::turns;
 
 /// From the end of a generation until everything of its process is gone.
 const GONE: Duration = Duration::from_secs(6);
+
+/// A run that behaves like the real CLI, for the start after a bad one.
+fn emulator() -> Value {
+    json!({"emulator": {}})
+}
 
 /// An event of the stream, as the CLI tells it.
 fn event(event: Value) -> Value {
@@ -120,28 +125,28 @@ fn instead(request: &Request, heard: &Heard, text: &str) -> Request {
 
 #[tokio::test]
 async fn a_call_that_the_cli_gives_up_by_itself_is_answered_all_the_same() {
-    let mut steps = calling("msg_1", &["toolu_1"]);
+    let mut run = json!({"steps": [
+        {"answer_controls": [{"subtype": "initialize"}, {"subtype": "mcp_status"},
+            {"subtype": "rewind_conversation", "response": {"rewound": false}}, {"subtype": "apply_flag_settings"}]},
+        {"expect": {"type": "user"}}, {"send_init": null},
+    ]});
+    let steps = run["steps"].as_array_mut().unwrap();
+    steps.extend(calling("msg_1", &["toolu_1"]));
     steps.push(tools_call("call-1", 7, "toolu_1"));
+    // It is interrupted, and tells the call's end without giving the call up first.
     steps.extend([
-        json!({"expect": {"type": "control_request", "request": {"subtype": "apply_flag_settings"}}}),
+        json!({"expect": {"request": {"subtype": "interrupt"}}}),
         tool_result("toolu_1"),
         result("aborted_tools"),
         json!("hang"),
     ]);
-    // The gate is left to the steps, so that the rest comes once the turn is taken back.
-    let run = json!({"steps": [
-        {"answer_controls": [{"subtype": "initialize"}, {"subtype": "mcp_status"}, {"subtype": "interrupt"},
-            {"subtype": "rewind_conversation"}, {"subtype": "apply_flag_settings", "times": 3}]},
-        {"expect": {"type": "user"}}, {"send_init": null},
-    ]});
-    let mut run = run;
-    run["steps"].as_array_mut().unwrap().extend(steps);
-    let stage = Stage::json(json!({"runs": [run, good(WARM)]}));
+    let stage = Stage::json(json!({"runs": [run, emulator()]}));
     let provider = stage.pool(|_| {});
     let request = ask_with_tools("x");
     let heard = told(&provider, request.clone()).await;
     let next = instead(&request, &heard, "[[say next]]");
-    assert_eq!(told(&provider, next).await.text(), "next");
+    let heard = told(&provider, next).await;
+    assert_eq!(heard.text(), "next", "{heard:?}");
     let run = &stage.recording().runs[0];
     let answers = lines(run, "control_response");
     let answered = answers
@@ -167,7 +172,7 @@ async fn a_turn_that_ran_and_cannot_be_found_again_retires_the_process() {
         {"subtype": "initialize"}, {"subtype": "apply_flag_settings"},
         {"subtype": "rewind_conversation", "response": {"rewound": false, "reason": "target_not_found"}},
     ]});
-    let stage = Stage::json(json!({"runs": [run, good(WARM)]}));
+    let stage = Stage::json(json!({"runs": [run, emulator()]}));
     let provider = stage.pool(|_| {});
     let mut dropped = provider.generate(ask("x"));
     until(&mut dropped, "text", is_text).await;
@@ -209,7 +214,7 @@ async fn text_beside_results_waits_for_no_call_that_has_not_come() {
     let mut steps = calling("msg_1", &["toolu_1", "toolu_2"]);
     steps.push(tools_call("call-1", 7, "toolu_1"));
     let run = turns(WARM, steps);
-    let stage = Stage::json(json!({"runs": [run, good(WARM)]}));
+    let stage = Stage::json(json!({"runs": [run, emulator()]}));
     let provider = stage.pool(|_| {});
     let request = ask_with_tools("x");
     let heard = told(&provider, request.clone()).await;
@@ -217,7 +222,8 @@ async fn text_beside_results_waits_for_no_call_that_has_not_come() {
     let last = next.messages.last_mut().unwrap();
     last.content
         .push(turnpass::conversation::Block::text("[[say next]]"));
-    assert_eq!(told(&provider, next).await.text(), "next");
+    let heard = told(&provider, next).await;
+    assert_eq!(heard.text(), "next", "{heard:?}");
     let run = &stage.recording().runs[0];
     for answer in lines(run, "control_response") {
         assert!(
@@ -307,7 +313,7 @@ async fn bug_084_a_failure_that_came_while_the_tool_ran_is_the_next_call_s() {
     );
     steps.push(json!({"send": {"type": "result", "subtype": "success", "is_error": true, "api_error_status": 429,
         "terminal_reason": "api_error", "num_turns": 1, "result": "API Error: 429", "session_id": "s", "uuid": "u"}}));
-    let stage = Stage::json(json!({"runs": [turns(WARM, steps), good(WARM)]}));
+    let stage = Stage::json(json!({"runs": [turns(WARM, steps), emulator()]}));
     let provider = stage.pool(|_| {});
     let request = ask_with_tools("x");
     let heard = told(&provider, request.clone()).await;
@@ -319,7 +325,8 @@ async fn bug_084_a_failure_that_came_while_the_tool_ran_is_the_next_call_s() {
     assert!(began.elapsed() < Duration::from_secs(10));
     let mut again = next;
     again.messages.push(Message::user("[[say recovered]]"));
-    assert_eq!(told(&provider, again).await.text(), "recovered");
+    let heard = told(&provider, again).await;
+    assert_eq!(heard.text(), "recovered", "{heard:?}");
 }
 
 #[tokio::test]
@@ -336,7 +343,7 @@ async fn bug_076_what_an_aborted_turn_still_says_is_in_no_later_answer() {
             result("completed"),
             "hang",
         ]},
-        good(WARM),
+        emulator(),
     ]}));
     let provider = stage.pool(|_| {});
     let mut dropped = provider.generate(ask("x"));
@@ -358,7 +365,7 @@ async fn bug_077_an_interrupt_without_an_answer_costs_its_process_and_nobody_s_t
             {"expect": {"type": "user"}}, {"send_init": null}, {"post": {"reply": "hold"}},
             "hang",
         ]},
-        good(WARM),
+        emulator(),
     ]}));
     let provider = stage.pool(|_| {});
     let dropped = provider.generate(ask("[[say x]] [[stall closed]]"));
@@ -424,7 +431,7 @@ async fn a_control_request_without_an_answer_retires_the_pool_s_process_after_th
         {"subtype": "apply_flag_settings", "times": 1}, {"subtype": "apply_flag_settings", "ignore": true}]}]});
     let mut run = run;
     run["steps"].as_array_mut().unwrap().extend(steps);
-    let stage = Stage::json(json!({"runs": [run, good(WARM)]}));
+    let stage = Stage::json(json!({"runs": [run, emulator()]}));
     let provider = stage.pool(|_| {});
     let heard = told(&provider, ask("x")).await;
     heard.failed(ErrorCode::ControlTimeout);
