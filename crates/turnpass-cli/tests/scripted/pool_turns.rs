@@ -18,23 +18,23 @@ use crate::turns;
 const GONE: Duration = Duration::from_secs(6);
 
 /// A run that behaves like the real CLI, for the start after a bad one.
-fn emulator() -> Value {
+pub(crate) fn emulator() -> Value {
     json!({"emulator": {}})
 }
 
 /// An event of the stream, as the CLI tells it.
-fn event(event: Value) -> Value {
+pub(crate) fn event(event: Value) -> Value {
     json!({"send": {"type": "stream_event", "event": event, "session_id": "s", "uuid": "{{uuid}}", "parent_tool_use_id": null}})
 }
 
-fn message_start(id: &str) -> Value {
+pub(crate) fn message_start(id: &str) -> Value {
     event(
         json!({"type": "message_start", "message": {"id": id, "type": "message", "role": "assistant",
         "model": "m", "content": [], "stop_reason": null, "usage": {"input_tokens": 3, "output_tokens": 1}}}),
     )
 }
 
-fn text_block(index: u32, text: &str) -> Vec<Value> {
+pub(crate) fn text_block(index: u32, text: &str) -> Vec<Value> {
     vec![
         event(
             json!({"type": "content_block_start", "index": index, "content_block": {"type": "text", "text": ""}}),
@@ -46,7 +46,7 @@ fn text_block(index: u32, text: &str) -> Vec<Value> {
     ]
 }
 
-fn call_block(index: u32, id: &str) -> Vec<Value> {
+pub(crate) fn call_block(index: u32, id: &str) -> Vec<Value> {
     vec![
         event(json!({"type": "content_block_start", "index": index,
             "content_block": {"type": "tool_use", "id": id, "name": "mcp__turnpass__read", "input": {}}})),
@@ -57,7 +57,7 @@ fn call_block(index: u32, id: &str) -> Vec<Value> {
     ]
 }
 
-fn message_end(stop: &str) -> Vec<Value> {
+pub(crate) fn message_end(stop: &str) -> Vec<Value> {
     vec![
         event(
             json!({"type": "message_delta", "delta": {"stop_reason": stop, "stop_sequence": null}, "usage": {"output_tokens": 9}}),
@@ -67,7 +67,7 @@ fn message_end(stop: &str) -> Vec<Value> {
 }
 
 /// A message of the model with calls.
-fn calling(id: &str, calls: &[&str]) -> Vec<Value> {
+pub(crate) fn calling(id: &str, calls: &[&str]) -> Vec<Value> {
     let mut steps = vec![message_start(id)];
     for (index, call) in (0..).zip(calls) {
         steps.extend(call_block(index, call));
@@ -77,7 +77,7 @@ fn calling(id: &str, calls: &[&str]) -> Vec<Value> {
 }
 
 /// The CLI's `tools/call` of a call.
-fn tools_call(request: &str, rpc: u32, call: &str) -> Value {
+pub(crate) fn tools_call(request: &str, rpc: u32, call: &str) -> Value {
     json!({"send": {"type": "control_request", "request_id": request, "request": {
     "subtype": "mcp_message", "server_name": "turnpass", "message": {
         "jsonrpc": "2.0", "id": rpc, "method": "tools/call",
@@ -85,21 +85,21 @@ fn tools_call(request: &str, rpc: u32, call: &str) -> Value {
     }}}})
 }
 
-fn tool_result(call: &str) -> Value {
+pub(crate) fn tool_result(call: &str) -> Value {
     json!({"send": {"type": "user", "session_id": "s", "uuid": "{{uuid}}", "parent_tool_use_id": null,
     "message": {"role": "user", "content": [
         {"type": "tool_result", "tool_use_id": call, "content": "given up", "is_error": true},
     ]}}})
 }
 
-fn result(reason: &str) -> Value {
+pub(crate) fn result(reason: &str) -> Value {
     let failed = reason != "completed";
     json!({"send": {"type": "result", "subtype": if failed { "error_during_execution" } else { "success" },
         "is_error": failed, "terminal_reason": reason, "num_turns": 1, "result": "", "session_id": "s", "uuid": "{{uuid}}"}})
 }
 
 /// Lines that the process was given, of one type.
-fn lines(run: &RecordedRun, kind: &str) -> Vec<Value> {
+pub(crate) fn lines(run: &RecordedRun, kind: &str) -> Vec<Value> {
     let lines = run.stdin.iter().map(|line| line.json());
     lines.filter(|line| line["type"] == kind).collect()
 }
@@ -437,4 +437,28 @@ async fn a_control_request_without_an_answer_retires_the_pool_s_process_after_th
     heard.failed(ErrorCode::ControlTimeout);
     assert!((25..45).contains(&heard.took.as_secs()), "{:?}", heard.took);
     assert_eq!(told(&provider, ask("[[say next]]")).await.text(), "next");
+}
+
+#[tokio::test]
+async fn a_call_that_the_cli_gave_up_is_no_conversation_that_is_too_long() {
+    let mut steps = calling("msg_1", &["toolu_1"]);
+    steps.push(tools_call("call-1", 7, "toolu_1"));
+    // It gives the call up and would go on with that, which the closed gate forbids.
+    steps.push(tool_result("toolu_1"));
+    steps.push(json!({"send": {"type": "assistant", "session_id": "s", "uuid": "{{uuid}}", "error": "invalid_request",
+        "message": {"id": "x", "type": "message", "role": "assistant", "model": "<synthetic>",
+            "content": [{"type": "text", "text": "Prompt is too long"}]}}}));
+    steps.push(json!({"send": {"type": "result", "subtype": "success", "is_error": true, "terminal_reason": "blocking_limit",
+        "num_turns": 1, "result": "Prompt is too long", "session_id": "s", "uuid": "u"}}));
+    let stage = Stage::json(json!({"runs": [turns(WARM, steps), emulator()]}));
+    let provider = stage.pool(|_| {});
+    let request = ask_with_tools("x");
+    let heard = told(&provider, request.clone()).await;
+    let next = go_on(&request, heard.done());
+    let heard = told(&provider, next.clone()).await;
+    assert!(heard.failed(ErrorCode::StreamInterrupted).is_retryable());
+    let mut again = next;
+    again.messages.push(Message::user("[[say recovered]]"));
+    assert_eq!(told(&provider, again).await.text(), "recovered");
+    assert_valid(&stage.sent());
 }

@@ -252,6 +252,10 @@ impl Inner {
         };
         let mut held = seat?;
         let served = self.serve_held(call, &mut held).await;
+        // Of a pool that was stopped meanwhile no process stays.
+        if let Some(session) = held.take_if(|_| self.stopped.get().is_some()) {
+            self.table.discard(session);
+        }
         if held.is_none() {
             self.table.show(&prepared.key, None);
         }
@@ -321,17 +325,16 @@ impl Inner {
             }
         };
         let mut session = taken;
-        if call.cancelled.is_cancelled() || self.stopped.get().is_some() {
-            // Nothing was said to it yet; what the other is for is seen by the caller.
+        if call.cancelled.is_cancelled() {
+            // Nothing was said to it yet.
             **held = Some(session);
-            return match self.stopped.get() {
-                Some(_) => Ok(Step::Again {
-                    forget_state: false,
-                }),
-                None => Err(Failed::Cancelled),
-            };
+            return Err(Failed::Cancelled);
         }
-        let ticket = match self.gate(call, &mut session).await {
+        let gate = match self.stopped.get() {
+            Some(error) => Err(error.clone()),
+            None => self.gate(call, &mut session).await,
+        };
+        let ticket = match gate {
             Ok(ticket) => ticket,
             Err(error) => {
                 // Nothing was written, so the conversation is as it was, unless the process itself failed.
