@@ -217,12 +217,7 @@ async fn bug_016_big_input_meets_big_output_in_the_pool() {
     let mut request = ask("[[say both ways]]");
     request.model = "claude-opus-4-6[1m]".into();
     request.system = "x".repeat(3_000_000);
-    // Noise without end is not tolerated; that it is one line, or many below the limit, does not matter here.
-    let heard = told(&pool(&stage), request).await;
-    assert!(
-        heard.error.is_none() || heard.error().code() == ErrorCode::ProtocolRecord,
-        "{heard:?}"
-    );
+    assert_eq!(told(&pool(&stage), request).await.text(), "both ways");
 }
 
 #[tokio::test]
@@ -283,7 +278,7 @@ async fn bug_019_each_state_of_the_pool_s_cli_has_its_deadline() {
             assert_eq!(heard.error().code(), code, "{what}: {}", heard.error());
             assert!(heard.error().is_retryable(), "{what}");
             assert!(
-                heard.took < Duration::from_secs(10),
+                heard.took < Duration::from_secs(5),
                 "{what}: {:?}",
                 heard.took
             );

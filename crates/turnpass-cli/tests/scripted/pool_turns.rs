@@ -210,7 +210,7 @@ async fn bug_085_a_resume_that_begins_another_conversation_is_told_anew() {
 }
 
 #[tokio::test]
-async fn text_beside_results_waits_for_no_call_that_has_not_come() {
+async fn bug_067_text_beside_results_waits_for_no_call_that_has_not_come() {
     let mut steps = calling("msg_1", &["toolu_1", "toolu_2"]);
     steps.push(tools_call("call-1", 7, "toolu_1"));
     let run = turns(WARM, steps);
@@ -259,7 +259,7 @@ async fn a_process_that_may_ask_again_is_killed_whether_the_host_reads_or_not() 
 }
 
 #[tokio::test]
-async fn the_gate_is_closed_again_when_another_model_answers() {
+async fn bug_012_the_gate_is_closed_again_when_another_model_answers() {
     let mut steps = vec![message_start("msg_1")];
     steps.extend(text_block(0, "half"));
     steps.push(json!({"send": {"type": "system", "subtype": "model_refusal_fallback", "trigger": "refusal",

@@ -617,7 +617,12 @@ impl Inner {
                 return Err(error.into());
             }
             Ended::Failed(error) => {
-                let usable = leaves_it_usable(&error) && self.undone(&mut session, turn_at).await;
+                let mut usable = leaves_it_usable(&error);
+                if usable {
+                    // The host need not wait for what is done about it.
+                    call.events.fail(error.clone()).await;
+                    usable = self.undone(&mut session, turn_at).await;
+                }
                 self.put_back(call, held, session, how, usable);
                 return Err(error.into());
             }
