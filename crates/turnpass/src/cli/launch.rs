@@ -4,12 +4,14 @@
 //! each kind of process is one pure function that adds its own. Nothing long and nothing secret is in argv: prompts,
 //! settings and tool servers go by private files, and the relay's address with its secret by the settings file.
 
+mod trial;
+
+mod tool_server;
+
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
-
-use serde_json::{Value, json};
 
 use super::environment::{Environment, POOL, RELAY};
 use super::private_dir::PrivateDir;
@@ -19,6 +21,10 @@ use crate::models::check_model_id;
 use crate::process::{ChildGroup, Spawn, StdinMode};
 use crate::request::{Effort, ModelId, ThinkingDisplay};
 use crate::secret::Secret;
+
+pub use self::tool_server::McpServer;
+
+pub use trial::{Trial, trial};
 
 /// Bytes of all arguments together, with the program's name and one NUL each. Linux takes 128 KiB for one argument and
 /// Windows 32 KiB for all; a launch that stays this far below both cannot grow into them with a prompt or a tool list.
@@ -125,53 +131,6 @@ impl fmt::Debug for Launch {
 impl fmt::Debug for LaunchFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({} bytes)", self.name, self.contents.len())
-    }
-}
-
-/// A tool server that the CLI is told of.
-#[derive(Clone, Debug)]
-pub enum McpServer {
-    /// A program that the CLI starts; it becomes a member of the CLI's process group.
-    Stdio {
-        /// The program, absolute.
-        command: PathBuf,
-        /// Its arguments. They are visible to every user of the machine.
-        args: Vec<String>,
-        /// Variables on top of those of the CLI.
-        env: Vec<(String, String)>,
-    },
-    /// Our own listener on loopback.
-    Http {
-        /// Its address.
-        url: String,
-        /// The bearer that it asks for.
-        bearer: Secret,
-        /// Longest time of one call. The CLI gives up after 60 s without it (2.1.332).
-        timeout_ms: u64,
-    },
-}
-
-impl McpServer {
-    fn config(&self) -> Value {
-        let entry = match self {
-            Self::Stdio { command, args, env } => json!({
-                "type": "stdio",
-                "command": command.to_string_lossy(),
-                "args": args,
-                "env": env.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
-            }),
-            Self::Http {
-                url,
-                bearer,
-                timeout_ms,
-            } => json!({
-                "type": "http",
-                "url": url,
-                "headers": {"Authorization": format!("Bearer {}", bearer.expose_str())},
-                "timeout": timeout_ms,
-            }),
-        };
-        json!({"mcpServers": {MCP_SERVER: entry}})
     }
 }
 
