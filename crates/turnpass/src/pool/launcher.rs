@@ -102,6 +102,11 @@ impl Launcher {
         self.learned().extend(plugins);
     }
 
+    /// Those that are known.
+    pub(crate) fn learned_plugins(&self) -> BTreeSet<String> {
+        self.learned().clone()
+    }
+
     fn learned(&self) -> std::sync::MutexGuard<'_, BTreeSet<String>> {
         self.learned.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -131,7 +136,7 @@ impl Launcher {
             program,
             dir: dir.path().to_owned(),
             cwd: self.cwd(shape, &dir)?,
-            learned_plugins: self.learned().clone(),
+            learned_plugins: self.learned_plugins(),
         };
         let wanted = PoolProcess {
             thinking: shape.thinking,
@@ -152,6 +157,11 @@ impl Launcher {
         let group = launch.start(&dir)?;
         let mut session = Session::new((group, raw), dir, place, shape.clone(), &self.tasks)?;
         session.starting = Some(turn);
+        // A fork gets an id of its own.
+        session.resumes = stored
+            .as_ref()
+            .filter(|stored| stored.lock.is_some())
+            .map(|stored| stored.session.to_owned());
         session.lock = stored.and_then(|stored| stored.lock);
         Ok(session)
     }

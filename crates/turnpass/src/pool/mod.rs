@@ -30,6 +30,7 @@ mod failure;
 mod hearing;
 mod keys;
 mod launcher;
+mod lines;
 mod lock;
 mod options;
 mod prepared;
@@ -244,12 +245,33 @@ impl Inner {
         }
         let prepared = call.prepared;
         self.check_effort(prepared).await?;
-        let mut held = within_start(call, self.table.seat(&prepared.key)).await?;
+        // Who leaves while it waits has left: the seat is another's, and nothing is asked.
+        let seat = unless_cancelled(call, within_start(call, self.table.seat(&prepared.key)));
+        let Some(seat) = seat.await else {
+            return Ok(());
+        };
+        let mut held = seat?;
+        let served = self.serve_held(call, &mut held).await;
+        if held.is_none() {
+            self.table.show(&prepared.key, None);
+        }
+        drop(held);
+        self.table.rests();
+        served
+    }
+
+    /// Serves the request with the key's seat, as often as it takes.
+    async fn serve_held(&self, call: &mut Call<'_>, held: &mut Held) -> Result<()> {
+        let prepared = call.prepared;
         let mut given: Option<Given> = prepared.request.state.as_ref().map(sync::decode);
         let (mut relaunches, mut replans) = (0, 0);
         loop {
-            match self.serve(call, &mut held, given.as_ref()).await {
-                Ok(Step::Done) => return Ok(()),
+            // Credits may have come into use while this one waited.
+            if let Some(error) = self.stopped.get() {
+                return Err(error.clone());
+            }
+            match self.serve(call, held, given.as_ref()).await {
+                Ok(Step::Done) | Err(Failed::Cancelled) => return Ok(()),
                 Ok(Step::Again { forget_state }) if replans < REPLANS => {
                     replans += 1;
                     if forget_state {
@@ -299,6 +321,16 @@ impl Inner {
             }
         };
         let mut session = taken;
+        if call.cancelled.is_cancelled() || self.stopped.get().is_some() {
+            // Nothing was said to it yet; what the other is for is seen by the caller.
+            **held = Some(session);
+            return match self.stopped.get() {
+                Some(_) => Ok(Step::Again {
+                    forget_state: false,
+                }),
+                None => Err(Failed::Cancelled),
+            };
+        }
         let ticket = match self.gate(call, &mut session).await {
             Ok(ticket) => ticket,
             Err(error) => {
@@ -311,9 +343,15 @@ impl Inner {
             }
         };
         let how = plan.told();
-        let turn_at = match self.deliver(call, &mut session, plan.deliver).await {
-            Ok(turn_at) => turn_at,
-            Err(error) => {
+        let delivered = self.deliver(call, &mut session, plan.deliver);
+        let turn_at = match unless_cancelled(call, delivered).await {
+            Some(Ok(turn_at)) => turn_at,
+            // What it was told of the history until now is not known.
+            None => {
+                self.discard(call, session);
+                return Err(Failed::Cancelled);
+            }
+            Some(Err(error)) => {
                 let gone = error.code() == ErrorCode::ProcessExit;
                 let plugins = session.slipped_through();
                 self.discard(call, session);
@@ -435,7 +473,11 @@ impl Inner {
                         return Ok(None);
                     }
                 }
-                session.set(&prepared.fit, &prepared.catalogue)?;
+                if let Err(error) = session.set(&prepared.fit, &prepared.catalogue) {
+                    tracing::debug!(code = %error.code(), "the live process takes no settings");
+                    self.discard(call, session);
+                    return Ok(None);
+                }
                 session.settings = Some(call.settings.clone());
                 return Ok(Some(session));
             }
@@ -475,11 +517,15 @@ impl Inner {
             .as_ref()
             .map(|(session, at)| Stored { session, at, lock });
         let start = self.table.start(&prepared.shape, &prepared.key, stored);
-        let mut session = within_start(call, start).await??;
+        let starts = unless_cancelled(call, within_start(call, start));
+        let mut session = starts.await.ok_or(Failed::Cancelled)???;
+        self.table.watch(&prepared.key, &session);
         session.record = record.unwrap_or_default();
         session.set(&prepared.fit, &prepared.catalogue)?;
         session.settings = Some(call.settings.clone());
-        within_start(call, session.check_tools(&prepared.catalogue)).await??;
+        let checked = within_start(call, session.check_tools(&prepared.catalogue));
+        let checked = unless_cancelled(call, checked);
+        checked.await.ok_or(Failed::Cancelled)???;
         Ok(Some(session))
     }
 
@@ -496,7 +542,7 @@ impl Inner {
     /// Gives the process what it does not have yet. Returns the entry of the record at which the turn began.
     async fn deliver(
         &self,
-        call: &mut Call<'_>,
+        call: &Call<'_>,
         session: &mut Session,
         deliver: Deliver,
     ) -> Result<usize> {
@@ -520,7 +566,10 @@ impl Inner {
                 // A line while calls are open would get the CLI's own words around it, so the turn is taken back and told
                 // with its results.
                 let turn_at = session.turn_at;
-                session.undo().await?;
+                // A process whose turn cannot be taken back is as good as gone: nothing was sent.
+                session.undo().await.map_err(|error| {
+                    Error::new(ErrorCode::ProcessExit, error.detail().to_owned())
+                })?;
                 session.record.cut(turn_at);
                 turn_at
             }
@@ -556,6 +605,10 @@ impl Inner {
                 self.discard(call, session);
                 return Err(Failed::Plugins(plugins));
             }
+            Ended::Lost => {
+                self.kill(call, session).await;
+                return Ok(Step::Again { forget_state: true });
+            }
             Ended::Failed(error) if outcome.kill => {
                 self.kill(call, session).await;
                 return Err(error.into());
@@ -564,6 +617,10 @@ impl Inner {
                 let usable = leaves_it_usable(&error) && self.undone(&mut session, turn_at).await;
                 self.put_back(call, held, session, how, usable);
                 return Err(error.into());
+            }
+            Ended::Cancelled if outcome.kill => {
+                self.kill(call, session).await;
+                return Ok(Step::Done);
             }
             Ended::Cancelled => {
                 let usable = self.undone(&mut session, turn_at).await;
@@ -708,6 +765,8 @@ enum Failed {
     Error(Error),
     /// Built-in plugins slipped through.
     Plugins(Vec<String>),
+    /// The host left before anything was asked.
+    Cancelled,
 }
 
 impl From<Error> for Failed {
@@ -858,6 +917,11 @@ fn leaves_it_usable(error: &Error) -> bool {
             | Code::McpStartup
             | Code::VersionIncompatible
     )
+}
+
+/// The work, unless the host leaves first; it is dropped then.
+async fn unless_cancelled<T>(call: &Call<'_>, work: impl Future<Output = T>) -> Option<T> {
+    call.cancelled.run_until_cancelled(work).await
 }
 
 /// Whatever comes before the exchange counts against the start deadline.

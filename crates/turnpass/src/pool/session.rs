@@ -7,18 +7,17 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
-use tokio::io::AsyncReadExt;
-use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use uuid::Uuid;
 
 use super::answer::Answer;
-use super::hearing::{self, Heard, Hearing};
+use super::hearing::{Heard, Hearing};
 use super::launcher::Shape;
+use super::lines::{self, Lines};
 use super::lock::SessionLock;
 use super::status::Shown;
 use super::sync::{self, Record};
@@ -31,23 +30,18 @@ use crate::conversation::{ToolResult, ToolUseId, names};
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::PlanKind;
 use crate::limits::budget::Moment;
-use crate::process::{ChildGroup, EndPolicy, Exit, Stdout};
+use crate::process::{ChildGroup, EndPolicy, Exit};
 use crate::record::RawFile;
 use crate::relay::fit::Fit;
 use crate::request::{Effort, ModelId};
 use crate::tools::mcp::RpcId;
-use crate::tools::pairing::{self, Arrived, Given, Pairing};
+use crate::tools::pairing::{self, Arrived, CliAnswered, Given, Pairing};
 use crate::tools::{Catalogue, Occurrence, Policy, Server, check_tools, in_band};
 use crate::wire::control::{
     self, ControlRequest, MAX_PENDING, McpStatusReply, RequestIds, RewindReply,
 };
-use crate::wire::lines::LineSplitter;
 use crate::wire::stream_json::Verdict;
 
-/// Longest line of the CLI: one tool input is one line, and so is one whole text (2.1.332: lines of 3 MB were seen).
-pub(crate) const LINE_BYTES: usize = 16 * 1024 * 1024;
-/// Lines that wait for whoever reads them. The CLI goes on to write into its pipe, and then waits.
-const LINES: usize = 64;
 /// Longest wait for the answer to a control request (SPEC 3).
 pub(crate) const CONTROL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The size of a conversation, in tokens, from which on the CLI sends no request (`CLAUDE_CODE_BLOCKING_LIMIT_OVERRIDE`):
@@ -64,12 +58,6 @@ const FRAME_LIMIT: Duration = Duration::from_secs(30);
 /// Where the answer to a call goes.
 type Address = (in_band::ReturnAddress, RpcId);
 
-/// A line, or the end of them.
-enum Line {
-    Data(Bytes),
-    TooLong(Error),
-}
-
 /// Where the turn of the CLI stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -82,7 +70,7 @@ pub(crate) enum Phase {
 /// One live process.
 pub(crate) struct Session {
     group: ChildGroup,
-    lines: mpsc::Receiver<Line>,
+    lines: Lines,
     hearing: Hearing,
     ids: RequestIds,
     /// Control requests without an answer, and answers that nobody took yet.
@@ -103,6 +91,10 @@ pub(crate) struct Session {
     /// Turns that were ended with results of tools and whose end the CLI has not told yet.
     ended_turns: u32,
     isolated: bool,
+    /// The session that it was to go on with.
+    pub(crate) resumes: Option<String>,
+    /// It began another one (bug 85).
+    is_lost: bool,
     cli_session: String,
     model: String,
     pub(crate) fit: Option<Fit>,
@@ -148,8 +140,8 @@ impl Session {
         let stdout = group
             .take_stdout()
             .ok_or_else(|| Error::new(ErrorCode::Internal, "a new process has no output"))?;
-        let (sender, lines) = mpsc::channel(LINES);
-        let reading = tokio::spawn(read_lines(stdout, raw, sender));
+        let (queue, lines) = lines::queue();
+        let reading = tokio::spawn(queue.fill(stdout, raw));
         Ok(Self {
             group,
             lines,
@@ -167,6 +159,8 @@ impl Session {
             closing: None,
             ended_turns: 0,
             isolated: false,
+            resumes: None,
+            is_lost: false,
             cli_session: String::new(),
             model: String::new(),
             fit: None,
@@ -195,6 +189,26 @@ impl Session {
 
     pub(crate) fn phase(&self) -> Phase {
         self.phase
+    }
+
+    /// Ends when the process is gone, by itself or by us.
+    pub(crate) fn death(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.group.gone()
+    }
+
+    /// Kills the process at once, so that it asks nothing more; it is to be ended all the same.
+    pub(crate) fn kill(&self) {
+        self.group.kill();
+    }
+
+    /// Whether it began another conversation than the one that it was to go on with.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
+    /// Whether a control request waits for its answer.
+    pub(crate) fn is_owed_an_answer(&self) -> bool {
+        self.asked.values().any(Option::is_none)
     }
 
     /// Whether the process still runs.
@@ -228,7 +242,7 @@ impl Session {
             let id = self.next_control()?;
             burst.extend_from_slice(in_band::initialize(&id, &wanted.system, tools).as_bytes());
         }
-        if let Some(settings) = settings_of(wanted, self.fit.as_ref()) {
+        if let Some(settings) = settings_of(wanted, self.fit.as_ref(), self.gate) {
             let settings = to_raw_value(&settings)
                 .map_err(|_| Error::new(ErrorCode::Internal, "settings are not JSON"))?;
             let request = ControlRequest::ApplyFlagSettings {
@@ -314,6 +328,7 @@ impl Session {
             loop {
                 match self.next(None).await? {
                     Heard::Result(Verdict::Acknowledged) => return Ok(()),
+                    Heard::Init { .. } if self.is_lost => return Err(lost()),
                     Heard::Init {
                         verdict: InitVerdict::Refused(error),
                         ..
@@ -349,12 +364,14 @@ impl Session {
         }
     }
 
-    /// Whether results can be given so that the CLI ends its turn with them: one of them is no error, and its call is here.
+    /// Whether results can be given so that the CLI ends its turn with them: every call is here, since one that came later
+    /// would not get its result any more, and one of the results is no error.
     pub(crate) fn can_end_with(&self, results: &[&ToolResult]) -> bool {
-        let is_open = |result: &ToolResult| self.pairing.open().any(|id| *id == result.id);
-        results
-            .iter()
-            .any(|result| !result.is_error && is_open(result))
+        let is_open = |id: &ToolUseId| self.pairing.open().any(|open| open == id);
+        self.pairing.awaited().all(is_open)
+            && results
+                .iter()
+                .any(|result| !result.is_error && is_open(&result.id))
     }
 
     /// Gives results after which the CLI ends its turn without a request, so that what the host says beside them can
@@ -424,11 +441,12 @@ impl Session {
     /// Dropping the future loses nothing.
     pub(crate) async fn next(&mut self, mut answer: Option<&mut Answer>) -> Result<Heard> {
         loop {
-            let line = match self.lines.recv().await {
-                Some(Line::Data(line)) => line,
-                Some(Line::TooLong(error)) => return Err(error),
+            let line = match self.lines.next().await {
+                Some(line) => line?,
                 None => return Err(self.gone().await),
             };
+            // It has started. Whoever is told nothing for long, such as a spare, is in nobody's way.
+            self.starting = None;
             let Some(heard) = self.hearing.line(&line, answer.as_deref_mut()) else {
                 continue;
             };
@@ -444,7 +462,9 @@ impl Session {
                 }
                 Heard::Results(calls) => {
                     for call in &calls {
-                        self.pairing.cli_answered(call);
+                        if let CliAnswered::Instead(answer) = self.pairing.cli_answered(call) {
+                            self.write_answer(&answer)?;
+                        }
                     }
                     return Ok(Heard::Results(calls));
                 }
@@ -453,7 +473,7 @@ impl Session {
                     session,
                     model,
                 } => {
-                    self.starting = None;
+                    self.is_lost = self.resumes.as_ref().is_some_and(|of| *of != session);
                     self.cli_session.clone_from(&session);
                     self.model.clone_from(&model);
                     self.isolated = matches!(verdict, InitVerdict::Isolated);
@@ -681,28 +701,29 @@ impl Session {
         let Some((line, last)) = self.line.clone().zip(self.last_line.clone()) else {
             return Ok(());
         };
-        self.end_turn(&last).await?;
-        self.rewind_to(&line, &last).await
+        let began = self.end_turn(&last).await?;
+        self.rewind_to(&line, &last, began).await
     }
 
     /// Takes a parked turn back, as the plan says, and the record with it.
     pub(crate) async fn rewind(&mut self, rewind: &sync::Rewind) -> Result<()> {
         let to = rewind.to.hyphenated().to_string();
         let last = self.last_line.clone().unwrap_or_else(|| to.clone());
-        self.end_turn(&last).await?;
-        self.rewind_to(&to, &last).await?;
+        let began = self.end_turn(&last).await?;
+        self.rewind_to(&to, &last, began).await?;
         self.record.cut(rewind.len);
         Ok(())
     }
 
-    async fn end_turn(&mut self, line: &str) -> Result<()> {
+    /// Whether the turn had begun: a line that was taken out of the queue is nowhere in the conversation.
+    async fn end_turn(&mut self, line: &str) -> Result<bool> {
         match self.phase {
-            Phase::Idle => Ok(()),
+            Phase::Idle => Ok(true),
             Phase::Running => self.interrupt(line).await,
         }
     }
 
-    async fn rewind_to(&mut self, line: &str, last_seen: &str) -> Result<()> {
+    async fn rewind_to(&mut self, line: &str, last_seen: &str, began: bool) -> Result<()> {
         let rewind = ControlRequest::RewindConversation {
             target_message_uuid: line,
             last_seen_user_message_uuid: Some(last_seen),
@@ -712,7 +733,8 @@ impl Session {
             let what = "the CLI's answer to rewind_conversation has an unknown shape";
             Error::new(ErrorCode::ProtocolShape, what)
         })?;
-        match reply.rewound || reply.reason.as_deref() == Some("target_not_found") {
+        let was_never = !began && reply.reason.as_deref() == Some("target_not_found");
+        match reply.rewound || was_never {
             true => Ok(()),
             false => Err(Error::new(
                 ErrorCode::ProtocolResult,
@@ -721,7 +743,7 @@ impl Session {
         }
     }
 
-    async fn interrupt(&mut self, line: &str) -> Result<()> {
+    async fn interrupt(&mut self, line: &str) -> Result<bool> {
         let id = self.next_control()?;
         let request = ControlRequest::Interrupt {
             cancel_queued: true,
@@ -730,19 +752,23 @@ impl Session {
             .stdin()
             .write(control::control_request(&id, &request).into_bytes())?;
         let ended = async {
+            let mut began = true;
             while self.phase != Phase::Idle {
                 match self.next(None).await? {
-                    Heard::Cancelled { uuid } if uuid == line => self.turn_is_over(),
+                    Heard::Cancelled { uuid } if uuid == line => {
+                        began = false;
+                        self.turn_is_over();
+                    }
                     _ => {}
                 }
             }
-            Ok::<_, Error>(())
+            Ok::<_, Error>(began)
         };
-        tokio::time::timeout(INTERRUPT_LIMIT, ended)
+        let began = tokio::time::timeout(INTERRUPT_LIMIT, ended)
             .await
             .map_err(|_| late("end an interrupted turn", INTERRUPT_LIMIT))??;
         self.asked.remove(&id);
-        Ok(())
+        Ok(began)
     }
 
     async fn gone(&mut self) -> Error {
@@ -768,7 +794,10 @@ impl Session {
             ..
         } = self;
         let exit = group.end(policy).await;
-        let _ = removed.await;
+        // One that is still there after its kill keeps its files until it goes, and nobody waits for that.
+        if exit.is_ok() {
+            let _ = removed.await;
+        }
         drop(place);
         exit
     }
@@ -776,8 +805,12 @@ impl Session {
 
 /// The settings that make a process fit; a model only before the first line, since later it would leave command text in
 /// the conversation (2.1.294 to 2.1.332).
-fn settings_of(wanted: &Fit, has: Option<&Fit>) -> Option<serde_json::Value> {
-    let env = json!({"CLAUDE_CODE_EXTRA_BODY": wanted.extra});
+fn settings_of(wanted: &Fit, has: Option<&Fit>, gate: &str) -> Option<serde_json::Value> {
+    let mut env = json!({"CLAUDE_CODE_EXTRA_BODY": wanted.extra});
+    if !gate.is_empty() {
+        // Who says one variable says both.
+        env["CLAUDE_CODE_BLOCKING_LIMIT_OVERRIDE"] = gate.into();
+    }
     let effort = wanted.effort.map(Effort::as_str);
     match has {
         None => Some(json!({"model": wanted.model, "effortLevel": effort, "env": env})),
@@ -794,7 +827,13 @@ fn refused(_why: String) -> Error {
     )
 }
 
-fn late(what: &str, limit: Duration) -> Error {
+/// The CLI has begun another conversation than the one that it was to resume.
+fn lost() -> Error {
+    let what = "the CLI does not have the conversation that it was to resume";
+    Error::new(ErrorCode::ProcessExit, what)
+}
+
+pub(crate) fn late(what: &str, limit: Duration) -> Error {
     Error::new(
         ErrorCode::ControlTimeout,
         format!("the CLI did not {what} within {} s", limit.as_secs()),
@@ -807,37 +846,3 @@ fn expected_of(catalogue: Option<&Catalogue>) -> Expected {
         tools: catalogue.expected_tool_names().map(str::to_owned).collect(),
     })
 }
-
-async fn read_lines(mut stdout: Stdout, mut raw: Option<RawFile>, sender: mpsc::Sender<Line>) {
-    let mut lines = LineSplitter::new(LINE_BYTES);
-    loop {
-        let buffer = lines.read_buf();
-        let before = buffer.len();
-        let read = stdout.read_buf::<BytesMut>(buffer).await;
-        let ended = !matches!(read, Ok(1..));
-        if let Some(raw) = &mut raw {
-            raw.write(&buffer[before..]);
-        }
-        loop {
-            let line = match lines.next_line() {
-                // A sign of life of a running tool, every 30 s: it would fill the queue while the host works.
-                Ok(Some(line)) if line.starts_with(TOOL_PROGRESS) => continue,
-                Ok(Some(line)) => Line::Data(line),
-                Ok(None) => break,
-                Err(error) => Line::TooLong(hearing::too_long(&error)),
-            };
-            if sender.send(line).await.is_err() {
-                return;
-            }
-        }
-        if ended {
-            if let Some(line) = lines.finish() {
-                let _ = sender.send(Line::Data(line)).await;
-            }
-            return;
-        }
-    }
-}
-
-/// How a `tool_progress` record begins (2.1.332).
-const TOOL_PROGRESS: &[u8] = br#"{"type":"tool_progress""#;
