@@ -40,6 +40,9 @@ pub const MESSAGES: usize = 100_000;
 pub struct NormaliseOptions {
     /// Leave thinking out: for a transport that cannot carry it unchanged (replay as a transcript).
     pub leave_out_thinking: bool,
+    /// Leave out answers of thinking alone: for a transport whose CLI holds the conversation, since the CLI leaves them out
+    /// and puts their neighbours together (2.1.294, 2.1.310, 2.1.332).
+    pub leave_out_thinking_alone: bool,
 }
 
 impl NormaliseOptions {
@@ -47,6 +50,15 @@ impl NormaliseOptions {
     pub fn without_thinking() -> Self {
         Self {
             leave_out_thinking: true,
+            ..Self::default()
+        }
+    }
+
+    /// Without answers of thinking alone.
+    pub fn without_thinking_alone() -> Self {
+        Self {
+            leave_out_thinking_alone: true,
+            ..Self::default()
         }
     }
 }
@@ -106,6 +118,10 @@ impl Normalised<'_> {
             })
             .collect()
     }
+}
+
+fn thinks(block: &Block) -> bool {
+    matches!(block, Block::Thinking(_) | Block::RedactedThinking(_))
 }
 
 /// Makes a history valid.
@@ -230,8 +246,6 @@ impl<'a> Turns<'a> {
 
     /// Begins a turn, or goes on with the current one if its user has said nothing yet.
     fn open(&mut self, at: usize, blocks: &[&Block]) {
-        let thinks =
-            |block: &Block| matches!(block, Block::Thinking(_) | Block::RedactedThinking(_));
         let first = self.turns.len() == 1;
         let turn = self.current();
         let silent = !first && turn.user.is_empty() && !turn.answered;
@@ -386,8 +400,28 @@ impl<'a> Turns<'a> {
         }
     }
 
+    /// After neighbours became one, so that thinking which its host keeps apart from what followed it stays.
+    fn without_thinking_alone(&mut self, turns: Vec<Turn<'a>>) -> Vec<Turn<'a>> {
+        let mut kept: Vec<Turn<'a>> = Vec::with_capacity(turns.len());
+        for turn in turns {
+            let alone = !turn.assistant.is_empty() && turn.assistant.iter().all(|block| thinks(block));
+            match kept.last_mut().filter(|_| alone) {
+                Some(before) => {
+                    self.note(Rule::ThinkingAlone, turn.at);
+                    before.user.extend(turn.user);
+                    before.answered |= turn.answered;
+                }
+                None => kept.push(turn),
+            }
+        }
+        kept
+    }
+
     fn finish(mut self, end: usize) -> Result<Normalised<'a>> {
-        let turns = std::mem::take(&mut self.turns);
+        let mut turns = std::mem::take(&mut self.turns);
+        if self.options.leave_out_thinking_alone {
+            turns = self.without_thinking_alone(turns);
+        }
         let last = turns.len() - 1;
         let mut messages = Vec::with_capacity(2 * turns.len());
         let mut ids = Vec::new();

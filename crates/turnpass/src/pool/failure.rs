@@ -17,10 +17,15 @@ pub(crate) fn error(failure: &Failure, begun: bool) -> Error {
         (Some(404), _) => Some(ErrorCode::ModelNotFound),
         (Some(413), _) => Some(ErrorCode::HistoryTooLarge),
         (Some(400), _) if is_billing_sentence(&text) => Some(ErrorCode::Billing),
-        (Some(400 | 422), _) => Some(ErrorCode::UpstreamRejected),
-        (Some(500..), FailureKind::Other) => Some(ErrorCode::UpstreamError),
+        // The service's own clients send 408 and 409 again, as they do a 5xx.
+        (Some(408 | 409), _) | (Some(500..), FailureKind::Other) => Some(ErrorCode::UpstreamError),
+        (Some(300..=499), FailureKind::Other | FailureKind::InvalidRequest) => {
+            Some(ErrorCode::UpstreamRejected)
+        }
         // Nothing had come: whoever asks again loses nothing.
         (None, FailureKind::Connection) if !begun => Some(ErrorCode::UpstreamUnreachable),
+        // A stream that ended before its first block has no word of its own (2.1.332).
+        (None, FailureKind::Other) if begun => Some(ErrorCode::StreamInterrupted),
         _ => None,
     };
     let Some(code) = code else {
@@ -72,6 +77,10 @@ mod tests {
                 ErrorCode::Auth,
             ),
             (Some(404), Kind::ModelNotFound, "", ErrorCode::ModelNotFound),
+            (Some(408), Kind::InvalidRequest, "", ErrorCode::UpstreamError),
+            (Some(409), Kind::InvalidRequest, "", ErrorCode::UpstreamError),
+            (Some(418), Kind::InvalidRequest, "", ErrorCode::UpstreamRejected),
+            (Some(422), Kind::InvalidRequest, "", ErrorCode::UpstreamRejected),
             (Some(413), Kind::Image, "", ErrorCode::HistoryTooLarge),
             (Some(429), Kind::RateLimited, "", ErrorCode::RateLimit),
             (Some(500), Kind::Server, "", ErrorCode::UpstreamError),

@@ -219,7 +219,10 @@ impl Hearing {
             System::ApiRetry { error_status, .. } => Some(Heard::Retry {
                 status: error_status,
             }),
-            System::ModelFallback { .. } => Some(Heard::ModelFallback),
+            // After a refusal the CLI also says that it asks no other model (2.1.294 to 2.1.332).
+            System::ModelFallback { fallback_model, .. } => {
+                fallback_model.map(|_| Heard::ModelFallback)
+            }
             System::Notification { text } => {
                 let signal = Signal::of_notification(text.as_deref().unwrap_or_default());
                 (!matches!(signal, Signal::Clear)).then_some(Heard::Limits(signal))

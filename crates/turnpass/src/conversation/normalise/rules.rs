@@ -51,6 +51,7 @@ rules! {
     UnsignedThinking = "unsigned_thinking", "thinking without signature or payload was left out";
     MisplacedThinking = "misplaced_thinking", "thinking outside an assistant message was left out";
     ThinkingLeftOut = "thinking_left_out", "thinking was left out, as asked";
+    ThinkingAlone = "thinking_alone", "an answer of thinking alone was left out";
 }
 
 /// One thing that was changed.

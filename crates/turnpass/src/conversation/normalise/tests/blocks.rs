@@ -192,6 +192,30 @@ fn bug_098_a_transport_that_cannot_carry_thinking_leaves_it_out_whole() {
 }
 
 #[test]
+fn an_answer_of_thinking_alone_is_left_out_where_the_cli_would_do_so() {
+    let history = [
+        Message::user("q"),
+        assistant(vec![think("1")]),
+        Message::user("r"),
+        assistant(vec![think("2")]),
+        assistant(vec![Block::text("a")]),
+        Message::user("s"),
+        assistant(vec![think("3"), call("c")]),
+        user(vec![result("c", "x")]),
+        assistant(vec![think("4")]),
+    ];
+    let without = NormaliseOptions::without_thinking_alone();
+    let normalised = normalise(&history, &without).unwrap();
+    assert_eq!(
+        short(&normalised),
+        ["u: q, r", "a: think 2, a", "u: s", "a: think 3, call c", "u: c=x"]
+    );
+    let again = normalised.to_messages();
+    let again = normalise(&again, &without).unwrap();
+    assert_eq!(short(&again), short(&normalised));
+}
+
+#[test]
 fn blocks_in_the_wrong_role() {
     let history = [
         user(vec![Block::text("q"), think("no"), call("c")]),
