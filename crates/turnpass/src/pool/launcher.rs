@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_util::task::TaskTracker;
 
+use super::carrier::Carrier;
 use super::lock::SessionLock;
+use super::options::ToolCarrier;
 use super::session::Session;
 use crate::cli::environment::{Base, Environment, InheritedCredentials, Snapshot};
 use crate::cli::installed::Installed;
@@ -20,6 +22,7 @@ use crate::cli::starts::Starts;
 use crate::error::{Error, ErrorCode, Result};
 use crate::record::RawFile;
 use crate::request::{Request, ThinkingDisplay};
+use crate::tools::Catalogue;
 
 /// Processes that start at the same time; a start is over when the CLI's first record comes. It takes one core for a
 /// third of a second, and several at once slow the generations that run, and may renew one sign-in at once (bug 43).
@@ -38,6 +41,7 @@ pub(crate) struct Launcher {
     pub(crate) record: Option<PathBuf>,
     pub(crate) pool_dir: Option<PathBuf>,
     pub(crate) base_url: Option<String>,
+    tools: ToolCarrier,
     learned: Mutex<BTreeSet<String>>,
     starts: Starts,
     tasks: TaskTracker,
@@ -91,6 +95,7 @@ impl Launcher {
                 .lab_upstream
                 .as_ref()
                 .map(|url| url.as_str().to_owned()),
+            tools: options.tools,
             learned: Mutex::default(),
             starts: Starts::new(STARTS),
             tasks,
@@ -111,11 +116,13 @@ impl Launcher {
         self.learned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a process. The sign-in is checked first. It is told nothing yet.
+    /// Starts a process. The sign-in is checked first. It is told nothing yet, but where tools are served by a listener: it
+    /// is told of that with its start.
     pub(crate) async fn start(
         &self,
         shape: &Shape,
         key: &str,
+        tools: Option<&Catalogue>,
         stored: Option<Stored<'_>>,
         place: Place,
     ) -> Result<Session> {
@@ -138,6 +145,11 @@ impl Launcher {
             cwd: self.cwd(shape, &dir)?,
             learned_plugins: self.learned_plugins(),
         };
+        let carrier = match (self.tools, tools) {
+            (ToolCarrier::Http, Some(tools)) => Carrier::listen(tools, &self.tasks).await?,
+            _ => Carrier::InBand(None),
+        };
+        let server = carrier.mcp_server();
         let wanted = PoolProcess {
             thinking: shape.thinking,
             persists: shape.persists,
@@ -147,7 +159,7 @@ impl Launcher {
                 fork: stored.lock.is_none(),
             }),
             max_turns: shape.max_turns,
-            server: None,
+            server: server.as_ref(),
             base_url: self.base_url.as_deref(),
         };
         let launch = launch::pool(&ground, &wanted)?;
@@ -155,7 +167,14 @@ impl Launcher {
         let folder = self.record.as_deref();
         let raw = folder.map(|dir| RawFile::create(dir, key)).transpose()?;
         let group = launch.start(&dir)?;
-        let mut session = Session::new((group, raw), dir, place, shape.clone(), &self.tasks)?;
+        let mut session = Session::new(
+            (group, raw),
+            carrier,
+            dir,
+            place,
+            shape.clone(),
+            &self.tasks,
+        )?;
         session.starting = Some(turn);
         // A fork gets an id of its own.
         session.resumes = stored

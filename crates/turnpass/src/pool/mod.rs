@@ -25,6 +25,7 @@
 //! and the process serves on.
 
 mod answer;
+mod carrier;
 mod exchange;
 mod failure;
 mod hearing;
@@ -38,6 +39,7 @@ mod session;
 pub mod status;
 mod sync;
 mod table;
+mod transcript;
 
 use std::fmt;
 use std::future::Future;
@@ -93,6 +95,7 @@ pub struct PoolTransport {
 struct Inner {
     table: Arc<Table>,
     guard: Arc<Guard>,
+    reseed: Reseed,
     laboratory: bool,
     tasks: TaskTracker,
     /// Why the pool serves no more: credits came into use.
@@ -142,6 +145,7 @@ impl PoolTransport {
             inner: Arc::new(Inner {
                 table,
                 guard,
+                reseed: options.reseed,
                 laboratory,
                 tasks,
                 stopped: OnceLock::new(),
@@ -331,18 +335,24 @@ impl Inner {
                 None => Err(Failed::Cancelled),
             };
         }
+        let how = plan.told();
+        let shown = |session: &Session| session.shown(prepared.key.as_str()).plan(&how);
+        self.table
+            .show(&prepared.key, Some(shown(&session).running()));
         let ticket = match self.gate(call, &mut session).await {
             Ok(ticket) => ticket,
             Err(error) => {
                 // Nothing was written, so the conversation is as it was, unless the process itself failed.
                 match leaves_it_usable(&error) {
-                    true => **held = Some(session),
+                    true => {
+                        self.table.show(&prepared.key, Some(shown(&session)));
+                        **held = Some(session);
+                    }
                     false => self.discard(call, session),
                 }
                 return Err(error.into());
             }
         };
-        let how = plan.told();
         let delivered = self.deliver(call, &mut session, plan.deliver);
         let turn_at = match unless_cancelled(call, delivered).await {
             Some(Ok(turn_at)) => turn_at,
@@ -516,7 +526,10 @@ impl Inner {
         let stored = ids
             .as_ref()
             .map(|(session, at)| Stored { session, at, lock });
-        let start = self.table.start(&prepared.shape, &prepared.key, stored);
+        let tools = &prepared.catalogue;
+        let start = self
+            .table
+            .start(&prepared.shape, &prepared.key, tools, stored);
         let starts = unless_cancelled(call, within_start(call, start));
         let mut session = starts.await.ok_or(Failed::Cancelled)???;
         self.table.watch(&prepared.key, &session);
@@ -550,7 +563,7 @@ impl Inner {
         let from = match deliver {
             Deliver::Answers => {
                 let last = messages.last().ok_or_else(nothing_to_say)?;
-                answer(session, last)?;
+                answer(session, last).await?;
                 return Ok(session.turn_at);
             }
             Deliver::AnswersThenText => {
@@ -560,8 +573,8 @@ impl Inner {
                     .iter()
                     .filter_map(|block| as_result(block))
                     .collect();
-                if session.can_end_with(&results) {
-                    return end_with(session, last, &results);
+                if session.can_end_with(&results)? {
+                    return end_with(session, last, &results).await;
                 }
                 // A line while calls are open would get the CLI's own words around it, so the turn is taken back and told
                 // with its results.
@@ -576,7 +589,11 @@ impl Inner {
             Deliver::Messages { from } => from,
         };
         let start = call.started + call.prepared.limits.start;
-        let told = tokio::time::timeout_at(start, tell(session, &messages[from..]));
+        let rest = &messages[from..];
+        if self.reseed == Reseed::Transcript && rest.len() > 1 {
+            return tell_as_one(session, rest);
+        }
+        let told = tokio::time::timeout_at(start, tell(session, rest));
         told.await.map_err(|_| {
             let limit = call.prepared.limits.start.as_secs_f32();
             let what = format!("the CLI did not take the history within {limit} s");
@@ -797,8 +814,9 @@ impl UsageSource for Running<'_> {
 }
 
 /// Answers the open calls with the results of a message.
-fn answer(session: &mut Session, message: &Sendable<'_>) -> Result<()> {
+async fn answer(session: &mut Session, message: &Sendable<'_>) -> Result<()> {
     session.open_gate()?;
+    session.before_answers().await?;
     session.record.push(message, None);
     for block in &message.content {
         if let Block::ToolResult(result) = &**block {
@@ -816,12 +834,13 @@ fn as_result(block: &Block) -> Option<&ToolResult> {
 }
 
 /// Answers the open calls, which ends the CLI's turn, and asks with what stands beside the results.
-fn end_with(
+async fn end_with(
     session: &mut Session,
     message: &Sendable<'_>,
     results: &[&ToolResult],
 ) -> Result<usize> {
     session.answer_and_end(results)?;
+    session.after_last_answers().await?;
     let turn_at = session.turn_at;
     let content = message.content.iter();
     let rest = Sendable {
@@ -883,6 +902,26 @@ async fn tell(session: &mut Session, messages: &[Sendable<'_>]) -> Result<usize>
     session.open_gate()?;
     session.ask(with_next, uuid, turn_at)?;
     session.record.push(last, Some(uuid));
+    Ok(turn_at)
+}
+
+/// Asks with one message that tells all of these. To take its turn back is to take all of them back.
+fn tell_as_one(session: &mut Session, messages: &[Sendable<'_>]) -> Result<usize> {
+    let uuid = Uuid::new_v4();
+    let id = uuid.hyphenated().to_string();
+    let stamp = Stamp {
+        id: &id,
+        model: session.model(),
+        mark: None,
+    };
+    let one = transcript::message(messages);
+    let line = frames::frame(&one, Kind::Asks, &stamp)?.line;
+    let turn_at = session.record.len();
+    session.open_gate()?;
+    session.ask(line.into_bytes().into(), uuid, turn_at)?;
+    for (n, message) in messages.iter().enumerate() {
+        session.record.push(message, (n == 0).then_some(uuid));
+    }
     Ok(turn_at)
 }
 

@@ -15,6 +15,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use uuid::Uuid;
 
 use super::answer::Answer;
+use super::carrier::{Address, Carrier};
 use super::hearing::{Heard, Hearing};
 use super::launcher::Shape;
 use super::lines::{self, Lines};
@@ -34,9 +35,8 @@ use crate::process::{ChildGroup, EndPolicy, Exit};
 use crate::record::RawFile;
 use crate::relay::fit::Fit;
 use crate::request::{Effort, ModelId};
-use crate::tools::mcp::RpcId;
 use crate::tools::pairing::{self, Arrived, CliAnswered, Given, Pairing};
-use crate::tools::{Catalogue, Occurrence, Policy, Server, check_tools, in_band};
+use crate::tools::{Catalogue, Occurrence, check_tools, http, in_band};
 use crate::wire::control::{
     self, ControlRequest, MAX_PENDING, McpStatusReply, RequestIds, RewindReply,
 };
@@ -52,11 +52,15 @@ const GATE_CLOSED: &str = "1";
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(5);
 /// Longest wait for the last words of a process that has ended.
 const LAST_WORDS_LIMIT: Duration = Duration::from_millis(200);
+/// Longest wait until the CLI has fetched the tools from a listener. Its own limit for a server is 30 s (2.1.332).
+const TOOLS_LIMIT: Duration = Duration::from_secs(30);
+/// Between two looks at a tool server that is not connected yet.
+const TOOLS_PAUSE: Duration = Duration::from_millis(10);
+/// Longest wait until the CLI has ended a turn with results of tools; 10 to 18 ms were measured (2.1.294 to 2.1.332).
+const TURN_END_LIMIT: Duration = Duration::from_secs(10);
 /// Longest wait for the acknowledgement of one frame; 10 ms were measured (2.1.332).
 const FRAME_LIMIT: Duration = Duration::from_secs(30);
 
-/// Where the answer to a call goes.
-type Address = (in_band::ReturnAddress, RpcId);
 
 /// Where the turn of the CLI stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +79,7 @@ pub(crate) struct Session {
     ids: RequestIds,
     /// Control requests without an answer, and answers that nobody took yet.
     asked: BTreeMap<String, Option<Result<Box<RawValue>, String>>>,
-    server: Option<Server>,
+    carrier: Carrier,
     pairing: Pairing<Address>,
     phase: Phase,
     /// The line that asked last.
@@ -126,6 +130,7 @@ impl Session {
     /// Takes over a started process. Its end is among `tasks` from here on.
     pub(crate) fn new(
         (mut group, raw): (ChildGroup, Option<RawFile>),
+        carrier: Carrier,
         dir: PrivateDir,
         place: Place,
         shape: Shape,
@@ -148,7 +153,7 @@ impl Session {
             hearing: Hearing::new(Expected::default()),
             ids: RequestIds::new("turnpass"),
             asked: BTreeMap::new(),
-            server: None,
+            carrier,
             pairing: Pairing::default(),
             phase: Phase::Idle,
             line: None,
@@ -237,10 +242,10 @@ impl Session {
         let mut burst = Vec::new();
         if self.fit.is_none() {
             let tools = (!catalogue.is_empty()).then_some(catalogue);
-            self.server = tools.map(|tools| Server::new(tools, Policy::Answering));
             self.hearing.expect(expected_of(tools));
+            let announced = self.carrier.announced(tools);
             let id = self.next_control()?;
-            burst.extend_from_slice(in_band::initialize(&id, &wanted.system, tools).as_bytes());
+            burst.extend_from_slice(in_band::initialize(&id, &wanted.system, announced).as_bytes());
         }
         if let Some(settings) = settings_of(wanted, self.fit.as_ref(), self.gate) {
             let settings = to_raw_value(&settings)
@@ -358,7 +363,7 @@ impl Session {
     /// Gives the host's result of a call.
     pub(crate) fn answer(&mut self, result: ToolResult) -> Result<()> {
         match self.pairing.give(result) {
-            Given::Answered(answer) => self.write_answer(&answer),
+            Given::Answered(answer) => self.write_answer(&answer, false),
             // The plan saw to it that all awaited calls and no others are answered.
             _ => Ok(()),
         }
@@ -366,12 +371,15 @@ impl Session {
 
     /// Whether results can be given so that the CLI ends its turn with them: every call is here, since one that came later
     /// would not get its result any more, and one of the results is no error.
-    pub(crate) fn can_end_with(&self, results: &[&ToolResult]) -> bool {
+    pub(crate) fn can_end_with(&mut self, results: &[&ToolResult]) -> Result<bool> {
+        while let Some(occurrence) = self.carrier.waiting() {
+            self.occurred(occurrence)?;
+        }
         let is_open = |id: &ToolUseId| self.pairing.open().any(|open| open == id);
-        self.pairing.awaited().all(is_open)
+        Ok(self.pairing.awaited().all(is_open)
             && results
                 .iter()
-                .any(|result| !result.is_error && is_open(&result.id))
+                .any(|result| !result.is_error && is_open(&result.id)))
     }
 
     /// Gives results after which the CLI ends its turn without a request, so that what the host says beside them can
@@ -382,28 +390,43 @@ impl Session {
             let Given::Answered(answer) = self.pairing.give((*result).clone()) else {
                 continue;
             };
-            if has_ended || answer.result.is_error {
-                self.write_answer(&answer)?;
-                continue;
-            }
-            has_ended = true;
-            let (address, id) = &answer.to;
-            self.write_message(address, &Server::answer_and_end(id, &answer.result))?;
+            let ends = !has_ended && !answer.result.is_error;
+            has_ended |= ends;
+            self.write_answer(&answer, ends)?;
         }
         self.ended_turns += 1;
         Ok(())
     }
 
-    fn write_message(&self, address: &in_band::ReturnAddress, message: &[u8]) -> Result<()> {
-        let mut line = in_band::wrap(address, Some(message));
-        line.push(b'\n');
-        self.group.stdin().write(line)?;
-        Ok(())
+    fn write_answer(&self, answer: &pairing::Answer<Address>, ends: bool) -> Result<()> {
+        let stdin = self.group.stdin();
+        self.carrier.answer(stdin, &answer.to, &answer.result, ends)
     }
 
-    fn write_answer(&self, answer: &pairing::Answer<Address>) -> Result<()> {
-        let (address, id) = &answer.to;
-        self.write_message(address, &Server::answer(id, &answer.result))
+    /// Waits until what goes another way than lines do may be given: the CLI has taken what was written before.
+    pub(crate) async fn before_answers(&mut self) -> Result<()> {
+        match self.carrier.is_apart() {
+            true => self.settled().await,
+            false => Ok(()),
+        }
+    }
+
+    /// Waits until a line may follow answers that went another way: the CLI has ended the turn that they end. A line that
+    /// it reads before would get its own words around it.
+    pub(crate) async fn after_last_answers(&mut self) -> Result<()> {
+        if !self.carrier.is_apart() {
+            return Ok(());
+        }
+        let ended = async {
+            while self.ended_turns > 0 {
+                self.next(None).await?;
+            }
+            Ok(())
+        };
+        match tokio::time::timeout(TURN_END_LIMIT, ended).await {
+            Ok(ended) => ended,
+            Err(_) => Err(late("end its turn with results", TURN_END_LIMIT)),
+        }
     }
 
     /// Asks a control request and waits for its answer; what is said meanwhile is taken note of and otherwise dropped, so
@@ -441,7 +464,14 @@ impl Session {
     /// Dropping the future loses nothing.
     pub(crate) async fn next(&mut self, mut answer: Option<&mut Answer>) -> Result<Heard> {
         loop {
-            let line = match self.lines.next().await {
+            let line = tokio::select! {
+                line = self.lines.next() => line,
+                occurrence = self.carrier.next() => {
+                    self.occurred(occurrence)?;
+                    return Ok(Heard::Noted);
+                }
+            };
+            let line = match line {
                 Some(line) => line?,
                 None => return Err(self.gone().await),
             };
@@ -463,7 +493,7 @@ impl Session {
                 Heard::Results(calls) => {
                     for call in &calls {
                         if let CliAnswered::Instead(answer) = self.pairing.cli_answered(call) {
-                            self.write_answer(&answer)?;
+                            self.write_answer(&answer, false)?;
                         }
                     }
                     return Ok(Heard::Results(calls));
@@ -508,7 +538,7 @@ impl Session {
         self.phase = Phase::Idle;
         for answer in self.pairing.close().answers {
             // The CLI ignores an answer to a call that it has given up (2.1.332); a closed pipe needs none.
-            let _ = self.write_answer(&answer);
+            let _ = self.write_answer(&answer, false);
         }
     }
 
@@ -528,11 +558,12 @@ impl Session {
         }
         // Before the CLI has taken the tools over it lists none (2.1.294 to 2.1.332).
         self.settled().await?;
-        let reply = self.control(&ControlRequest::McpStatus {}).await?;
-        let reply: McpStatusReply = serde_json::from_str(reply.get()).map_err(|_| {
-            let what = "the CLI's answer to mcp_status has an unknown shape";
-            Error::new(ErrorCode::ProtocolShape, what)
-        })?;
+        let reply = tokio::time::timeout(TOOLS_LIMIT, self.connected()).await;
+        let reply = reply.map_err(|_| {
+            let limit = TOOLS_LIMIT.as_secs();
+            let what = format!("the CLI did not fetch the tools within {limit} s");
+            Error::new(ErrorCode::McpStartup, what)
+        })??;
         let [server] = reply.servers.as_slice() else {
             let what = format!("the CLI has {} tool servers", reply.servers.len());
             return Err(Error::new(ErrorCode::IsolationMcp, what));
@@ -559,6 +590,25 @@ impl Session {
         check_tools(listed, catalogue.expected_tool_names()).into_result()
     }
 
+    /// What the CLI says of its tool servers once none of them is on its way.
+    async fn connected(&mut self) -> Result<McpStatusReply> {
+        loop {
+            let reply = self.control(&ControlRequest::McpStatus {}).await?;
+            let reply: McpStatusReply = serde_json::from_str(reply.get()).map_err(|_| {
+                let what = "the CLI's answer to mcp_status has an unknown shape";
+                Error::new(ErrorCode::ProtocolShape, what)
+            })?;
+            if !reply.servers.iter().any(|server| server.status == "pending") {
+                return Ok(reply);
+            }
+            match self.carrier.is_listed() {
+                // It tells nobody when it has taken over what it fetched.
+                true => tokio::time::sleep(TOOLS_PAUSE).await,
+                false => drop(self.next(None).await?),
+            }
+        }
+    }
+
     /// Whether requests for this model are for the one that the process serves: the same name, or its resolved id.
     pub(crate) fn serves(&self, model: &ModelId) -> bool {
         let own = self.settings.as_ref().map(|settings| &settings.model);
@@ -580,6 +630,7 @@ impl Session {
             pid: self.group.pid(),
             started_unix_s: self.started_unix_s,
             generations: self.generations,
+            running: false,
             parked: self.phase != Phase::Idle,
             messages: self.record.len(),
             plan: PlanKind::Fresh,
@@ -658,7 +709,7 @@ impl Session {
             return Ok(());
         };
         let address = wrapped.return_address();
-        let Some(server) = &mut self.server else {
+        let Carrier::InBand(Some(server)) = &mut self.carrier else {
             let mut line = in_band::wrap_error(&address, "no MCP server of that name is here");
             line.push(b'\n');
             self.group.stdin().write(line)?;
@@ -671,24 +722,39 @@ impl Session {
         }
         match reply.occurrence {
             Occurrence::Call(call) => {
-                match self
-                    .pairing
-                    .arrived(call.tool_use_id, (address, call.rpc_id))
-                {
-                    Arrived::Waits | Arrived::Parked => {}
-                    Arrived::Answered(answer) | Arrived::Refused(_, answer) => {
-                        self.write_answer(&answer)?;
-                    }
-                }
+                self.arrived(call.tool_use_id, Address::InBand(address, call.rpc_id))
             }
             Occurrence::Cancelled(id) => {
-                if let Some(answer) = self.pairing.cancelled(|(_, of)| *of == id) {
-                    self.write_answer(&answer)?;
-                }
+                self.given_up(|to| matches!(to, Address::InBand(_, of) if *of == id))
             }
-            _ => {}
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    fn occurred(&mut self, occurrence: http::Occurrence) -> Result<()> {
+        match occurrence {
+            http::Occurrence::Call { call, to } => {
+                self.arrived(call.tool_use_id, Address::Http(to))
+            }
+            http::Occurrence::Cancelled(to) => self.given_up(|of| *of == Address::Http(to)),
+            http::Occurrence::Listed | http::Occurrence::Violation(_) => Ok(()),
+        }
+    }
+
+    fn arrived(&mut self, id: Option<ToolUseId>, to: Address) -> Result<()> {
+        match self.pairing.arrived(id, to) {
+            Arrived::Waits | Arrived::Parked => Ok(()),
+            Arrived::Answered(answer) | Arrived::Refused(_, answer) => {
+                self.write_answer(&answer, false)
+            }
+        }
+    }
+
+    fn given_up(&mut self, is: impl Fn(&Address) -> bool) -> Result<()> {
+        match self.pairing.cancelled(is) {
+            Some(answer) => self.write_answer(&answer, false),
+            None => Ok(()),
+        }
     }
 
     /// Takes the running turn back: interrupts it, waits for its end, and removes everything from its first line on from

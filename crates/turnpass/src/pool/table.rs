@@ -12,11 +12,13 @@ use tokio_util::task::TaskTracker;
 
 use super::keys::Key;
 use super::launcher::{Launcher, Shape, Stored};
+use super::options::ToolCarrier;
 use super::session::{Phase, Session};
 use super::status::{Board, Shown};
 use crate::cli::places::{Place, Places};
 use crate::error::{Error, ErrorCode, Result};
 use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
+use crate::tools::Catalogue;
 
 /// An advisor's process that was not asked for so long is ended (pool document).
 pub(crate) const ADVISOR_IDLE: Duration = Duration::from_secs(60 * 60);
@@ -70,7 +72,8 @@ impl Table {
             places: Places::within(options.memory_budget_bytes),
             makes_room: tokio::sync::Mutex::default(),
             spare: Mutex::default(),
-            keeps_spare: options.spare,
+            // A listener's tools are told to a process with its start, when nobody knows yet which they will be.
+            keeps_spare: options.spare && options.tools == ToolCarrier::InBand,
             board,
             tasks,
             closing: CancellationToken::new(),
@@ -119,26 +122,19 @@ impl Table {
         self: &Arc<Self>,
         shape: &Shape,
         key: &Key,
+        tools: &Catalogue,
         stored: Option<Stored<'_>>,
     ) -> Result<Session> {
-        let session = match stored {
-            None => match self.take_spare(shape).await? {
-                Some(session) => session,
-                None => {
-                    let place = self.place().await?;
-                    self.launcher
-                        .start(shape, key.as_str(), None, place)
-                        .await?
-                }
-            },
-            stored => {
-                let place = self.place().await?;
-                self.launcher
-                    .start(shape, key.as_str(), stored, place)
-                    .await?
-            }
-        };
-        Ok(session)
+        if stored.is_none()
+            && let Some(spare) = self.take_spare(shape).await?
+        {
+            return Ok(spare);
+        }
+        let place = self.place().await?;
+        let tools = (!tools.is_empty()).then_some(tools);
+        self.launcher
+            .start(shape, key.as_str(), tools, stored, place)
+            .await
     }
 
     async fn program(&self) -> Result<String> {
@@ -209,7 +205,7 @@ impl Table {
             let coming = Coming(&table);
             let made = async {
                 let program = table.program().await?;
-                let mut session = table.launcher.start(&shape, "spare", None, place).await?;
+                let mut session = table.launcher.start(&shape, "spare", None, None, place).await?;
                 session.warm_up().await?;
                 Ok::<_, Error>((session, program))
             };

@@ -176,11 +176,20 @@ impl HttpCarrier {
 
     /// Answers a call. False when it does not wait any more: it was answered, or the CLI is gone.
     pub fn answer(&self, to: CallAddress, result: &ToolResult) -> bool {
+        self.reply(to, |id| Server::answer(id, result))
+    }
+
+    /// Answers a call, after which the CLI ends its turn and waits for a user line. Not for an error, which it would not
+    /// take for the end. False as for [`HttpCarrier::answer`].
+    pub fn answer_and_end(&self, to: CallAddress, result: &ToolResult) -> bool {
+        self.reply(to, |id| Server::answer_and_end(id, result))
+    }
+
+    fn reply(&self, to: CallAddress, message: impl FnOnce(&RpcId) -> Vec<u8>) -> bool {
         let Some(waiting) = self.shared.calls().waiting.remove(&to) else {
             return false;
         };
-        let message = Server::answer(&waiting.rpc_id, result);
-        waiting.answer.send(message).is_ok()
+        waiting.answer.send(message(&waiting.rpc_id)).is_ok()
     }
 
     /// Calls that wait for an answer.
