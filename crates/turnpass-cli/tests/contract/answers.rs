@@ -178,7 +178,10 @@ pub(crate) async fn text_beside_results_goes_in_one_message(ground: &Ground<'_>)
         let last = messages.last().unwrap()["content"].as_array().unwrap();
         let kinds: Vec<_> = last.iter().map(|block| &block["type"]).collect();
         assert_eq!(kinds, ["tool_result", "tool_result", "text"]);
-        let errors = last.iter().filter(|block| block["is_error"] == true).count();
+        let errors = last
+            .iter()
+            .filter(|block| block["is_error"] == true)
+            .count();
         assert_eq!(errors, failed);
         assert_eq!(last[2]["text"], "and be quick");
         // The conversation goes on as one that nothing happened to.

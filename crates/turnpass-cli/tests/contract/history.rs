@@ -357,7 +357,10 @@ pub(crate) async fn bug_092_paths_and_commands_in_text_reach_the_model(ground: &
         let last = messages.last().unwrap()["content"].as_array().unwrap();
         assert_eq!(last.last().unwrap()["text"], *text);
         let result = match ground.way.tells_as_one() {
-            true => last[0]["text"].as_str().unwrap().contains(&format!("\n| {text}\n")),
+            true => last[0]["text"]
+                .as_str()
+                .unwrap()
+                .contains(&format!("\n| {text}\n")),
             false => last[0]["content"][0]["text"] == *text,
         };
         assert!(result, "{text}: {last:#?}");

@@ -79,7 +79,9 @@ pub(crate) enum Way {
 impl Way {
     pub(crate) fn all() -> Vec<Self> {
         let relay = ROWS.into_iter().map(Self::Relay);
-        let pool = [pool::ToolCarrier::InBand, pool::ToolCarrier::Http].into_iter().map(Self::Pool);
+        let pool = [pool::ToolCarrier::InBand, pool::ToolCarrier::Http]
+            .into_iter()
+            .map(Self::Pool);
         relay.chain(pool).chain([Self::PoolTranscript]).collect()
     }
 

@@ -404,7 +404,8 @@ impl<'a> Turns<'a> {
     fn without_thinking_alone(&mut self, turns: Vec<Turn<'a>>) -> Vec<Turn<'a>> {
         let mut kept: Vec<Turn<'a>> = Vec::with_capacity(turns.len());
         for turn in turns {
-            let alone = !turn.assistant.is_empty() && turn.assistant.iter().all(|block| thinks(block));
+            let alone =
+                !turn.assistant.is_empty() && turn.assistant.iter().all(|block| thinks(block));
             match kept.last_mut().filter(|_| alone) {
                 Some(before) => {
                     self.note(Rule::ThinkingAlone, turn.at);

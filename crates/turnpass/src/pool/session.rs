@@ -61,7 +61,6 @@ const TURN_END_LIMIT: Duration = Duration::from_secs(10);
 /// Longest wait for the acknowledgement of one frame; 10 ms were measured (2.1.332).
 const FRAME_LIMIT: Duration = Duration::from_secs(30);
 
-
 /// Where the turn of the CLI stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -598,7 +597,11 @@ impl Session {
                 let what = "the CLI's answer to mcp_status has an unknown shape";
                 Error::new(ErrorCode::ProtocolShape, what)
             })?;
-            if !reply.servers.iter().any(|server| server.status == "pending") {
+            if !reply
+                .servers
+                .iter()
+                .any(|server| server.status == "pending")
+            {
                 return Ok(reply);
             }
             match self.carrier.is_listed() {

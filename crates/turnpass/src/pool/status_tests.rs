@@ -72,12 +72,16 @@ async fn many_changes_are_few_writes_and_no_change_is_none() {
         }
     }
     until(state.path(), |read| {
-        read.first().is_some_and(|read| read.sessions[0].generations == 9_999)
+        read.first()
+            .is_some_and(|read| read.sessions[0].generations == 9_999)
     })
     .await;
     let writes = board.shared.file().writes;
     let most = began.elapsed().as_millis() / WRITE_PAUSE.as_millis() + 2;
-    assert!(u128::from(writes) <= most, "{writes} writes, {most} at most");
+    assert!(
+        u128::from(writes) <= most,
+        "{writes} writes, {most} at most"
+    );
     // The same again, and something that changes back before it is written.
     board.set(&key("a"), shown("a", 9_999));
     board.shared.write();
@@ -117,7 +121,11 @@ async fn files_of_programs_that_are_gone_are_removed() {
         .map(|entry| entry.unwrap().file_name())
         .collect();
     left.sort();
-    assert_eq!(left, ["2.json", "3.next"], "a young one may be being written");
+    assert_eq!(
+        left,
+        ["2.json", "3.next"],
+        "a young one may be being written"
+    );
 }
 
 #[test]

@@ -205,7 +205,10 @@ impl Table {
             let coming = Coming(&table);
             let made = async {
                 let program = table.program().await?;
-                let mut session = table.launcher.start(&shape, "spare", None, None, place).await?;
+                let mut session = table
+                    .launcher
+                    .start(&shape, "spare", None, None, place)
+                    .await?;
                 session.warm_up().await?;
                 Ok::<_, Error>((session, program))
             };

@@ -77,7 +77,9 @@ impl<'a> Transcript<'a> {
                 self.quoted(text);
             }
             Block::Image(_) => self.whole(&format!("{whose}, an image:"), Cow::Borrowed(block)),
-            Block::Document(_) => self.whole(&format!("{whose}, a document:"), Cow::Borrowed(block)),
+            Block::Document(_) => {
+                self.whole(&format!("{whose}, a document:"), Cow::Borrowed(block))
+            }
             Block::ToolUse(call) => self.call(call),
             Block::ToolResult(result) => self.result(result),
             // Only a message of the model can hold it, and only with its signature.

@@ -124,7 +124,9 @@ fn images_and_documents_keep_their_place() {
         .collect();
     assert_eq!(
         kinds,
-        ["text", "image", "text", "image", "text", "document", "text", "text"]
+        [
+            "text", "image", "text", "image", "text", "document", "text", "text"
+        ]
     );
     assert!(text(&content[0]).ends_with("user:\n| before\nuser, an image:\n"));
     assert!(text(&content[2]).ends_with("result of call a:\n| t\nresult of call a, an image:\n"));

@@ -208,7 +208,13 @@ fn an_answer_of_thinking_alone_is_left_out_where_the_cli_would_do_so() {
     let normalised = normalise(&history, &without).unwrap();
     assert_eq!(
         short(&normalised),
-        ["u: q, r", "a: think 2, a", "u: s", "a: think 3, call c", "u: c=x"]
+        [
+            "u: q, r",
+            "a: think 2, a",
+            "u: s",
+            "a: think 3, call c",
+            "u: c=x"
+        ]
     );
     let again = normalised.to_messages();
     let again = normalise(&again, &without).unwrap();
