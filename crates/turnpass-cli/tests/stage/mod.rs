@@ -260,7 +260,7 @@ impl Stage {
         let mut recording = Recording::read(&self.record());
         recording
             .runs
-            .retain(|run| run.argv.first().is_none_or(|arg| arg != "auth"));
+            .retain(|run| run.argv.iter().all(|arg| arg != "auth"));
         recording
     }
 

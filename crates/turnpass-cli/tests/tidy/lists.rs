@@ -43,7 +43,9 @@ pub(crate) const STARTS_TASKS: &[&str] = &[
     "crates/turnpass/src/relay/stable.rs",
     // Questions about use, and entries into the ledger, which shutdown joins; small files off the runtime's threads.
     "crates/turnpass/src/limits/guard.rs",
+    "crates/turnpass/src/limits/book.rs",
     "crates/turnpass/src/limits/latest.rs",
+    "crates/turnpass/src/models/known.rs",
     "crates/turnpass/src/limits/shared.rs",
     // The thread that writes records, so that no generation waits for a disk.
     "crates/turnpass/src/record/sink.rs",

@@ -254,7 +254,7 @@ mod tests {
     fn install(dir: &Path, version: &str) -> Installed {
         let program = dir.join("claude");
         let text = format!(
-            "#!/bin/sh\necho \"$*\" >> \"{0}/calls\"\ncase \"$1\" in\n--version) echo {version};;\nauth) . \"{0}/auth\";;\nesac\n",
+            "#!/bin/sh\necho \"$*\" >> \"{0}/calls\"\ncase \"$*\" in\n--version) echo {version};;\n*\" auth status\") . \"{0}/auth\";;\nesac\n",
             dir.display()
         );
         // By another process: see the tests of `auth`.
@@ -276,6 +276,7 @@ mod tests {
 
     const IN: &str =
         r#"echo '{"loggedIn":true,"authMethod":"claude.ai","apiProvider":"firstParty"}'"#;
+    const STATUS: &str = "--setting-sources= auth status";
     const OUT: &str = r#"echo '{"loggedIn":false,"authMethod":"none"}'; exit 1"#;
 
     fn say(dir: &Path, auth: &str) {
@@ -299,7 +300,7 @@ mod tests {
             assert_eq!(found.executable.path, dir.path().join("claude"));
             bounded(installed.signed_in()).await.unwrap();
         }
-        assert_eq!(calls(dir.path()), ["--version", "auth status"]);
+        assert_eq!(calls(dir.path()), [STATUS, "--version"]);
         installed.forget_sign_in();
         assert!(installed.last_sign_in().unwrap().1, "refused since");
         say(dir.path(), OUT);
@@ -307,7 +308,7 @@ mod tests {
         assert_eq!(error.code(), ErrorCode::Auth);
         say(dir.path(), IN);
         bounded(installed.signed_in()).await.unwrap();
-        let wanted = ["--version", "auth status", "auth status", "auth status"];
+        let wanted = [STATUS, STATUS, STATUS, "--version"];
         assert_eq!(calls(dir.path()), wanted);
     }
 

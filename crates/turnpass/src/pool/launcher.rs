@@ -20,6 +20,7 @@ use crate::cli::places::Place;
 use crate::cli::private_dir::{PrivateDir, roots};
 use crate::cli::starts::Starts;
 use crate::error::{Error, ErrorCode, Result};
+use crate::models::known::KnownModels;
 use crate::record::RawFile;
 use crate::request::{Request, ThinkingDisplay};
 use crate::tools::Catalogue;
@@ -36,6 +37,7 @@ const WORK: &str = "work";
 #[derive(Debug)]
 pub(crate) struct Launcher {
     pub(crate) installed: Arc<Installed>,
+    pub(crate) models: KnownModels,
     pub(crate) snapshot: Snapshot,
     pub(crate) inherited: InheritedCredentials,
     pub(crate) record: Option<PathBuf>,
@@ -87,6 +89,7 @@ impl Launcher {
     ) -> Self {
         Self {
             installed,
+            models: KnownModels::new(options.state_dir.as_deref()),
             snapshot,
             inherited: options.inherited_credentials,
             record: options.record.clone(),

@@ -177,6 +177,7 @@ impl Transport for PoolTransport {
         Box::pin(async {
             let guard = tokio::time::timeout(SHUTDOWN_LIMIT, self.inner.guard.shutdown());
             let (ended, guarded) = tokio::join!(self.inner.table.shutdown(), guard);
+            self.inner.guard.entered().await;
             ended.and(guarded.map_err(|_| {
                 let what = "a question about usage did not end in time";
                 Error::new(ErrorCode::ProcessCleanup, what)
@@ -547,9 +548,13 @@ impl Inner {
         let running = Running(tokio::sync::Mutex::new(session));
         let asked = Asked::of(call.prepared.request);
         let notifier = call.events.notifier();
-        self.guard
+        let ticket = self
+            .guard
             .before_on(asked, notifier, &call.cancelled, Some(&running))
-            .await
+            .await?;
+        // The line is what comes next.
+        ticket.sending()?;
+        Ok(ticket)
     }
 
     /// Gives the process what it does not have yet. Returns the entry of the record at which the turn began.
@@ -771,8 +776,9 @@ impl Inner {
         if effort.is_none() {
             return Ok(());
         }
-        let version = self.table.launcher.installed.checked().await?.version;
-        let catalog = models::fallback_catalog(version);
+        let launcher = &self.table.launcher;
+        let found = launcher.installed.checked().await?;
+        let catalog = launcher.models.catalog(&found).await;
         models::check_effort(&prepared.request.model, effort, &catalog)
     }
 }
