@@ -212,7 +212,11 @@ impl Launcher {
         if let Some(directory) = &shape.directory {
             return Ok(directory.clone());
         }
-        let Some(pool) = self.pool_dir.as_ref().filter(|_| shape.persists || takes_up) else {
+        let Some(pool) = self
+            .pool_dir
+            .as_ref()
+            .filter(|_| shape.persists || takes_up)
+        else {
             return Ok(dir.work());
         };
         let work = pool.join(WORK);
