@@ -452,7 +452,7 @@ async fn summary_in_the_middle_of_calls_is_in_place() {
         let mut calling = second.clone();
         calling.messages.pop();
         calling.messages.push(Message::user(
-            "[[call read {}]] look",
+            "[[call read {}]] [[then [[say in place]]]] look",
         ));
         let heard = told(&provider, calling.clone()).await;
         assert_eq!(heard.calls().len(), 1);
