@@ -321,6 +321,24 @@ async fn summary_that_is_dropped_in_a_fork_costs_the_parent_nothing() {
 }
 
 #[tokio::test]
+async fn summary_that_is_dropped_while_its_fork_starts_is_not_sent() {
+    let slow = json!({"emulator": {"start_delay_ms": 60_000}});
+    let stage = Stage::json(json!({"runs": [{"emulator": {}}, slow]}));
+    let provider = pool(&stage);
+    let next = begun(&provider).await;
+    let (request, signal) = summary(&next, "[[say never]] sum up");
+    let generation = provider.generate(request);
+    stage
+        .recorded("a fork", |recording| recording.runs.len() == 2)
+        .await;
+    drop(generation);
+    gone(stage.pids()[1]).await;
+    assert!(!signal.is_signaled());
+    goes_on(&provider, &stage, next, 2).await;
+    assert_eq!(stage.sent().len(), 2);
+}
+
+#[tokio::test]
 async fn summary_that_fails_in_place_marks_its_error_and_retires_the_parent() {
     for (prompt, code) in [
         ("[[status 529 {}]]", ErrorCode::Overloaded),

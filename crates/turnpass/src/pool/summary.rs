@@ -134,7 +134,11 @@ impl Inner {
         given: Option<&Given>,
     ) -> Result<Step, Failed> {
         let prepared = call.prepared;
-        let mut held = within_start(call, self.table.seat(&prepared.key)).await?;
+        let seat = within_start(call, self.table.seat(&prepared.key));
+        let Some(seat) = unless_cancelled(call, seat).await else {
+            return Ok(Step::Done);
+        };
+        let mut held = seat?;
         if let Some(dead) = held.take_if(|session| !session.is_alive()) {
             self.table.show(&prepared.key, None);
             self.table.discard(dead);
@@ -192,7 +196,11 @@ impl Inner {
     ) -> Result<Step, Failed> {
         let key = call.prepared.key.of_summary();
         // Several of one conversation are written one after the other.
-        let _seat = within_start(call, self.table.seat(&key)).await?;
+        let seat = within_start(call, self.table.seat(&key));
+        let Some(seat) = unless_cancelled(call, seat).await else {
+            return Ok(Step::Done);
+        };
+        let _seat = seat?;
         let errand = Errand {
             takes_up: Some(source),
             how: Plan {
@@ -208,9 +216,11 @@ impl Inner {
     /// Writes the summary with a process of its own, which ends with it.
     async fn apart(&self, call: &mut Call<'_>, errand: Errand<'_>) -> Result<Step, Failed> {
         let forks = errand.takes_up.is_some();
-        let mut session = match self.process_apart(call, errand.takes_up).await {
-            Ok(session) => session,
-            Err(error) => return fork_failed(call, forks, error, 0),
+        let starts = unless_cancelled(call, self.process_apart(call, errand.takes_up));
+        let mut session = match starts.await {
+            Some(Ok(session)) => session,
+            Some(Err(error)) => return fork_failed(call, forks, error, 0),
+            None => return Ok(Step::Done),
         };
         let ticket = match self.gate(call, &mut session).await {
             Ok(ticket) => ticket,
@@ -220,8 +230,13 @@ impl Inner {
             }
         };
         let from = errand.takes_up.map_or(0, |source| source.len);
+        let cancelled = call.cancelled.clone();
         let told = self.deliver(call, &mut session, Deliver::Messages { from });
-        if let Err(error) = told.await {
+        let Some(told) = cancelled.run_until_cancelled(told).await else {
+            self.table.discard(session);
+            return Ok(Step::Done);
+        };
+        if let Err(error) = told {
             let plugins = session.slipped_through();
             self.table.discard(session);
             return match plugins {
@@ -294,6 +309,10 @@ impl Inner {
                 return Err(error.into());
             }
         };
+        if call.cancelled.is_cancelled() {
+            *held = Some(session);
+            return Ok(Step::Done);
+        }
         // Before the first write: nobody goes on with this conversation, however this ends.
         session.record.taint();
         call.retire();
@@ -303,7 +322,13 @@ impl Inner {
             Some(why) => format!("the summary is written in place, since {why}"),
             None => "the summary is written in place".to_owned(),
         };
-        if let Err(error) = self.deliver(call, &mut session, plan.deliver).await {
+        let cancelled = call.cancelled.clone();
+        let told = self.deliver(call, &mut session, plan.deliver);
+        let Some(told) = cancelled.run_until_cancelled(told).await else {
+            self.table.discard(session);
+            return Ok(Step::Done);
+        };
+        if let Err(error) = told {
             let gone = error.code() == ErrorCode::ProcessExit;
             self.table.discard(session);
             // It had died while nobody needed it.
@@ -377,6 +402,11 @@ impl Call<'_> {
             signal.signal();
         }
     }
+}
+
+/// Who leaves before anything is asked has left: nothing is sent for it.
+async fn unless_cancelled<T>(call: &Call<'_>, work: impl Future<Output = T>) -> Option<T> {
+    call.cancelled.run_until_cancelled(work).await
 }
 
 /// Where the summary's history leaves the live conversation, if that is the stored one as it stands.
