@@ -745,6 +745,58 @@ async fn an_advisor_keeps_no_state_and_is_told_only_what_is_new() {
 }
 
 #[tokio::test]
+async fn an_advisor_that_was_not_asked_for_an_hour_is_ended_and_nobody_else_is() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let stage = Stage::emulator();
+    let provider = pool(&stage);
+    let requests = [
+        ask_with_tools("[[say x]]"),
+        sub_agent("[[say x]]"),
+        advisor("[[say x]]", "default", None),
+        advisor("[[say x]]", "child", Some("default")),
+    ];
+    for request in requests {
+        told(&provider, request).await.done();
+    }
+    let pids = stage.pids();
+    assert_eq!(pids.len(), 4);
+    let idle = async |minutes: u32| {
+        for _ in 0..minutes {
+            tokio::time::advance(MINUTE).await;
+            // What wakes up of it runs before the next minute.
+            for _ in 0..8 {
+                tokio::task::yield_now().await;
+            }
+        }
+    };
+    tokio::time::pause();
+    idle(58).await;
+    tokio::time::resume();
+    for pid in &pids {
+        assert_alive(*pid);
+    }
+    // Asked again, it has another hour; the other's is over.
+    told(&provider, advisor("[[say x]] again", "default", None))
+        .await
+        .done();
+    tokio::time::pause();
+    idle(4).await;
+    tokio::time::resume();
+    let runs = stage.recording().runs;
+    let last = runs.last().unwrap().pid;
+    gone(pids[3]).await;
+    for pid in [pids[0], pids[1], last] {
+        assert_alive(pid);
+    }
+    tokio::time::pause();
+    idle(58).await;
+    tokio::time::resume();
+    gone(last).await;
+    assert_alive(pids[0]);
+    assert_alive(pids[1]);
+}
+
+#[tokio::test]
 async fn an_advisor_that_is_signed_out_loses_its_process_and_nothing_is_replayed() {
     use turnpass::limits::Policy;
     let unready = json!({"emulator": {"rate_limits": null}});
