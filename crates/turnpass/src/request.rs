@@ -90,6 +90,8 @@ impl Request {
 /// here. The signal is given before the first byte is written and is never taken back, so it also stands after a whole
 /// one. Given means: delete the stored state, as `Clear` says; the next request gives its history anew.
 ///
+/// The pool alone gives it; the other transports keep no state.
+///
 /// Clones are one signal, also those in clones of a [`Request`]: take one for each request.
 ///
 /// [`StateOrder::Clear`]: crate::event::StateOrder::Clear
@@ -131,7 +133,10 @@ pub enum CallKind {
     SubAgent,
     /// A read-only second opinion.
     Advisor,
-    /// A summary of the conversation, for compaction.
+    /// A summary of the conversation, for compaction: its history (or an older part of it) and what asks for the
+    /// summary, with the session, the parent, the tools, the prompt and the stored state of its normal calls, so that the
+    /// service's cache is read. The pool lets the model call no tool in it (`summary_tool_call`), and may have to give the
+    /// conversation's live process up for it: see [`StateRetirement`].
     Summary,
 }
 

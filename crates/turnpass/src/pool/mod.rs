@@ -16,6 +16,8 @@
 //! 6. `exchange`: the answer is decoded as it passes. A generation ends at the end of the model's message; with calls the
 //!    CLI's turn stays parked until the next request brings their results.
 //!
+//! A summary of a conversation has a way of its own, `summary`: beside the live process, in it, or without it.
+//!
 //! A turn that fails or is cancelled is taken back out of the CLI's conversation, or its process is ended: the CLI's
 //! history and the host's never differ.
 //!

@@ -229,6 +229,11 @@ impl Inner {
                 return fork_failed(call, forks, error, 0);
             }
         };
+        // Credits may have come into use while this one started.
+        if let Some(error) = self.stopped.get() {
+            self.table.discard(session);
+            return Err(error.clone().into());
+        }
         let from = errand.takes_up.map_or(0, |source| source.len);
         let cancelled = call.cancelled.clone();
         let told = self.deliver(call, &mut session, Deliver::Messages { from });
@@ -312,6 +317,10 @@ impl Inner {
         if call.cancelled.is_cancelled() {
             *held = Some(session);
             return Ok(Step::Done);
+        }
+        if let Some(error) = self.stopped.get() {
+            self.discard(call, session);
+            return Err(error.clone().into());
         }
         // Before the first write: nobody goes on with this conversation, however this ends.
         session.record.taint();
