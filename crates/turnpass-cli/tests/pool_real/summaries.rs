@@ -4,23 +4,32 @@ use serde_json::{Value, json};
 use turnpass::conversation::{Message, ToolResult};
 use turnpass::event::{Done, Event, PlanKind, StateOrder};
 use turnpass::request::{CallKind, Effort, StateRetirement, TransportSession};
-use turnpass::{ErrorCode, Request};
+use turnpass::{ErrorCode, Request, Transport as _};
 use turnpass_lab::rig::{self, RealCli};
 use turnpass_lab::upstream::Recorded;
 
-use crate::bench::Bench;
-use crate::stage::{Heard, ask_with_tools, assert_valid, go_on, host_messages, told};
+use crate::bench::{Bench, until};
+use crate::stage::{Heard, ask_with_tools, assert_valid, go_on, hear, host_messages};
+
+async fn told(bench: &Bench, request: Request) -> Heard {
+    hear(bench.pool.generate(request)).await
+}
+
+/// Waits until a process is gone with its whole group.
+async fn gone(pid: i32) {
+    until("a process is gone", || rig::alive_in_group(pid).is_empty()).await;
+}
 
 /// A conversation with a round of calls and a turn after it, and the request that goes on.
 async fn begun(bench: &Bench) -> Request {
     let first =
         ask_with_tools("[[say I look]] [[call read {\"path\":\"a\"}]] [[then [[say seen]]]]");
-    let heard = told(&bench.pool, first.clone()).await;
+    let heard = told(bench, first.clone()).await;
     let second = go_on(&first, heard.done());
-    let heard = told(&bench.pool, second.clone()).await;
+    let heard = told(bench, second.clone()).await;
     assert_eq!(heard.text(), "seen");
     let third = kept(go_on(&second, heard.done()), heard.done());
-    let heard = told(&bench.pool, third.clone()).await;
+    let heard = told(bench, third.clone()).await;
     kept(go_on(&third, heard.done()), heard.done())
 }
 
@@ -128,7 +137,7 @@ pub(crate) async fn in_a_fork(cli: RealCli) {
     for effort in [None, Some(Effort::Low)] {
         next.effort = effort;
         let (request, signal) = summary(&next, "[[say in short]] sum up");
-        let heard = told(&bench.pool, request).await;
+        let heard = told(&bench, request).await;
         assert_eq!(heard.text(), "in short");
         assert_eq!(how(&heard).0, PlanKind::Forked);
         let done = heard.done();
@@ -142,7 +151,7 @@ pub(crate) async fn in_a_fork(cli: RealCli) {
             before,
             "the parent's is untouched, and no other is made"
         );
-        let sent = bench.sent();
+        let sent = bench.up.messages();
         goes_on_from(&sent[2], sent.last().unwrap());
         assert_eq!(host_messages(sent.last().unwrap()).len(), 7);
     }
@@ -157,12 +166,12 @@ pub(crate) async fn in_a_fork(cli: RealCli) {
         ] {
             assert!(fork.arguments.contains(flag), "{flag}: {}", fork.arguments);
         }
-        bench.gone(fork.pid).await;
+        gone(fork.pid).await;
     }
     next.effort = None;
-    let heard = told(&bench.pool, next).await;
+    let heard = told(&bench, next).await;
     assert_eq!(how(&heard).0, PlanKind::Continued);
-    let sent = bench.sent();
+    let sent = bench.up.messages();
     goes_on_from(&sent[2], &sent[5]);
     assert!(!Value::from(raw(&sent[5])).to_string().contains("in short"));
     assert_valid(&sent);
@@ -177,15 +186,15 @@ pub(crate) async fn of_an_older_part(cli: RealCli) {
     // The round of calls and its answer; the turn after it is left out.
     older.messages.truncate(5);
     let (request, _) = summary(&older, "[[say of the first]] sum up");
-    let heard = told(&bench.pool, request).await;
+    let heard = told(&bench, request).await;
     assert_eq!(heard.text(), "of the first");
     assert_eq!(how(&heard).0, PlanKind::Forked);
-    let sent = bench.sent();
+    let sent = bench.up.messages();
     let (last, fork) = (raw(&sent[1]), raw(&sent[3]));
     assert_eq!(last[..], fork[..last.len()]);
     assert_eq!(host_messages(&sent[3]).len(), 5);
     assert_valid(&sent);
-    assert_eq!(how(&told(&bench.pool, next).await).0, PlanKind::Continued);
+    assert_eq!(how(&told(&bench, next).await).0, PlanKind::Continued);
     bench.finish().await;
 }
 
@@ -194,7 +203,7 @@ pub(crate) async fn in_place(cli: RealCli) {
     let next = begun(&bench).await;
     let (mut request, signal) = summary(&next, "[[say in place]] sum up");
     request.state = None;
-    let heard = told(&bench.pool, request).await;
+    let heard = told(&bench, request).await;
     assert_eq!(heard.text(), "in place");
     assert_eq!(how(&heard).0, PlanKind::Continued);
     let done = heard.done();
@@ -203,8 +212,8 @@ pub(crate) async fn in_place(cli: RealCli) {
         (&StateOrder::Clear, 1)
     );
     assert!(signal.is_signaled());
-    bench.gone(bench.spawned()[0].pid).await;
-    goes_on_from(&bench.sent()[2], &bench.sent()[3]);
+    gone(bench.spawned()[0].pid).await;
+    goes_on_from(&bench.up.messages()[2], &bench.up.messages()[3]);
     cleared(&bench, next).await;
     bench.finish().await;
 }
@@ -212,10 +221,10 @@ pub(crate) async fn in_place(cli: RealCli) {
 /// The request after a cleared state: the whole history, to a new process.
 async fn cleared(bench: &Bench, mut next: Request) {
     next.state = None;
-    let heard = told(&bench.pool, next).await;
+    let heard = told(bench, next).await;
     assert_eq!(how(&heard).0, PlanKind::Reseeded);
     assert!(matches!(heard.done().state, StateOrder::Keep { .. }));
-    let sent = bench.sent();
+    let sent = bench.up.messages();
     assert_valid(&sent);
     holds(sent.last().unwrap(), &["I look", "seen", "going on"]);
 }
@@ -229,7 +238,7 @@ pub(crate) async fn in_the_middle_of_calls(cli: RealCli) {
         calling.messages.push(Message::user(
             "[[call read {}]] [[then [[say in place]]]] look",
         ));
-        let heard = told(&bench.pool, calling.clone()).await;
+        let heard = told(&bench, calling.clone()).await;
         let (mut request, signal) = calling.clone().with_retirement();
         request.call = CallKind::Summary;
         if with_results {
@@ -243,7 +252,7 @@ pub(crate) async fn in_the_middle_of_calls(cli: RealCli) {
         request
             .messages
             .push(Message::user("[[say in place]] sum up"));
-        let heard = told(&bench.pool, request).await;
+        let heard = told(&bench, request).await;
         assert_eq!(heard.text(), "in place");
         let done = heard.done();
         assert_eq!(
@@ -252,8 +261,8 @@ pub(crate) async fn in_the_middle_of_calls(cli: RealCli) {
         );
         assert!(signal.is_signaled());
         assert_eq!(bench.spawned().len(), 1);
-        bench.gone(bench.spawned()[0].pid).await;
-        let sent = bench.sent();
+        gone(bench.spawned()[0].pid).await;
+        let sent = bench.up.messages();
         assert_valid(&sent);
         assert_eq!(sent.len(), 5);
         let before = if with_results { &sent[3] } else { &sent[2] };
@@ -271,7 +280,7 @@ pub(crate) async fn after_a_failed_fork(cli: RealCli) {
         std::fs::remove_file(path).unwrap();
     }
     let (request, signal) = summary(&next, "[[say in place]] sum up");
-    let heard = told(&bench.pool, request).await;
+    let heard = told(&bench, request).await;
     assert_eq!(heard.text(), "in place");
     let (kind, reason) = how(&heard);
     assert_eq!(kind, PlanKind::Continued);
@@ -282,10 +291,10 @@ pub(crate) async fn after_a_failed_fork(cli: RealCli) {
         (&StateOrder::Clear, 1)
     );
     assert!(signal.is_signaled());
-    assert_eq!((bench.sent().len(), bench.spawned().len()), (4, 2));
-    goes_on_from(&bench.sent()[2], &bench.sent()[3]);
+    assert_eq!((bench.up.messages().len(), bench.spawned().len()), (4, 2));
+    goes_on_from(&bench.up.messages()[2], &bench.up.messages()[3]);
     for one in bench.spawned() {
-        bench.gone(one.pid).await;
+        gone(one.pid).await;
     }
     cleared(&bench, next).await;
     bench.finish().await;
@@ -297,7 +306,7 @@ pub(crate) async fn anew(cli: RealCli) {
     let bench = bench.restart().await;
     let before = transcripts(&bench);
     let (request, signal) = summary(&next, "[[say anew]] sum up");
-    let heard = told(&bench.pool, request).await;
+    let heard = told(&bench, request).await;
     assert_eq!(heard.text(), "anew");
     assert_eq!(how(&heard).0, PlanKind::Reseeded);
     let done = heard.done();
@@ -313,9 +322,9 @@ pub(crate) async fn anew(cli: RealCli) {
             .contains("--no-session-persistence --max-turns 1")
     );
     assert!(!fresh.arguments.contains("--resume"));
-    bench.gone(fresh.pid).await;
+    gone(fresh.pid).await;
     assert_eq!(transcripts(&bench), before);
-    let sent = bench.sent();
+    let sent = bench.up.messages();
     assert_valid(&sent);
     let (live, anew) = (host_messages(&sent[2]), host_messages(&sent[3]));
     assert_eq!(live[..], anew[..live.len()]);
@@ -330,10 +339,10 @@ pub(crate) async fn of_a_sub_agent(cli: RealCli) {
     first.call = CallKind::SubAgent;
     first.session = TransportSession("child".to_owned());
     first.parent = Some(TransportSession::default());
-    let heard = told(&bench.pool, first.clone()).await;
+    let heard = told(&bench, first.clone()).await;
     assert_eq!(heard.done().state, StateOrder::Unchanged);
     let second = go_on(&first, heard.done());
-    let heard = told(&bench.pool, second.clone()).await;
+    let heard = told(&bench, second.clone()).await;
     assert_eq!(heard.done().state, StateOrder::Unchanged);
     let next = go_on(&second, heard.done());
     for (text, kind) in [
@@ -341,7 +350,7 @@ pub(crate) async fn of_a_sub_agent(cli: RealCli) {
         ("anew", PlanKind::Reseeded),
     ] {
         let (request, signal) = summary(&next, &format!("[[say {text}]] sum up"));
-        let heard = told(&bench.pool, request).await;
+        let heard = told(&bench, request).await;
         assert_eq!((heard.text().as_str(), how(&heard).0), (text, kind));
         assert_eq!(heard.done().state, StateOrder::Unchanged);
         assert!(!signal.is_signaled());
@@ -350,10 +359,10 @@ pub(crate) async fn of_a_sub_agent(cli: RealCli) {
     assert_eq!(spawned.len(), 2);
     for one in &spawned {
         assert!(one.arguments.contains("--no-session-persistence"));
-        bench.gone(one.pid).await;
+        gone(one.pid).await;
     }
-    goes_on_from(&bench.sent()[1], &bench.sent()[2]);
-    assert_valid(&bench.sent());
+    goes_on_from(&bench.up.messages()[1], &bench.up.messages()[2]);
+    assert_valid(&bench.up.messages());
     assert!(transcripts(&bench).is_empty());
     bench.finish().await;
 }
@@ -368,7 +377,7 @@ pub(crate) async fn with_a_call(cli: RealCli) {
     ];
     for (n, prompt) in prompts.into_iter().enumerate() {
         let (request, signal) = summary(&next, prompt);
-        let heard = told(&bench.pool, request).await;
+        let heard = told(&bench, request).await;
         let error = heard.failed(ErrorCode::SummaryToolCall);
         assert!(!error.backend_state_retired() && !signal.is_signaled());
         let shows_a_call = |event: &Event| {
@@ -379,10 +388,10 @@ pub(crate) async fn with_a_call(cli: RealCli) {
         };
         assert_eq!(heard.count(shows_a_call), 0);
         let fork = bench.spawned().pop().unwrap();
-        bench.gone(fork.pid).await;
-        assert_eq!(bench.sent().len(), 4 + n, "the CLI did not go on");
+        gone(fork.pid).await;
+        assert_eq!(bench.up.messages().len(), 4 + n, "the CLI did not go on");
     }
     assert!(!rig::alive_in_group(bench.spawned()[0].pid).is_empty());
-    assert_eq!(how(&told(&bench.pool, next).await).0, PlanKind::Continued);
+    assert_eq!(how(&told(&bench, next).await).0, PlanKind::Continued);
     bench.finish().await;
 }

@@ -169,7 +169,7 @@ impl Launcher {
         let carrier = match (self.tools, tools) {
             (ToolCarrier::Http, Some(tools)) => {
                 Carrier::listen(tools, shape.policy(), &self.tasks).await?
-            },
+            }
             _ => Carrier::InBand(None),
         };
         let server = carrier.mcp_server();

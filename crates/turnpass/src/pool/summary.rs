@@ -31,9 +31,10 @@ use super::launcher::Stored;
 use super::session::Session;
 use super::sync::{self, Base, Deliver, Given};
 use super::table::Held;
-use super::{Call, Failed, Inner, Step, leaves_it_usable, within_start};
+use super::{Call, Failed, Inner, Step, leaves_it_usable, unless_cancelled, within_start};
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Plan, PlanKind, StateOrder};
+use crate::limits::guard::Ticket;
 use crate::process::EndPolicy;
 use uuid::Uuid;
 
@@ -135,10 +136,8 @@ impl Inner {
     ) -> Result<Step, Failed> {
         let prepared = call.prepared;
         let seat = within_start(call, self.table.seat(&prepared.key));
-        let Some(seat) = unless_cancelled(call, seat).await else {
-            return Ok(Step::Done);
-        };
-        let mut held = seat?;
+        let seat = unless_cancelled(call, seat).await;
+        let mut held = seat.ok_or(Failed::Cancelled)??;
         if let Some(dead) = held.take_if(|session| !session.is_alive()) {
             self.table.show(&prepared.key, None);
             self.table.discard(dead);
@@ -162,6 +161,7 @@ impl Inner {
             (Way::Fork, Ok(source)) => {
                 // The live process goes on beside it.
                 drop(held);
+                self.table.rests();
                 self.fork(call, &source, route).await
             }
             (Way::InPlace, source) => {
@@ -197,10 +197,8 @@ impl Inner {
         let key = call.prepared.key.of_summary();
         // Several of one conversation are written one after the other.
         let seat = within_start(call, self.table.seat(&key));
-        let Some(seat) = unless_cancelled(call, seat).await else {
-            return Ok(Step::Done);
-        };
-        let _seat = seat?;
+        let seat = unless_cancelled(call, seat).await;
+        let _seat = seat.ok_or(Failed::Cancelled)??;
         let errand = Errand {
             takes_up: Some(source),
             how: Plan {
@@ -217,10 +215,9 @@ impl Inner {
     async fn apart(&self, call: &mut Call<'_>, errand: Errand<'_>) -> Result<Step, Failed> {
         let forks = errand.takes_up.is_some();
         let starts = unless_cancelled(call, self.process_apart(call, errand.takes_up));
-        let mut session = match starts.await {
-            Some(Ok(session)) => session,
-            Some(Err(error)) => return fork_failed(call, forks, error, 0),
-            None => return Ok(Step::Done),
+        let mut session = match starts.await.ok_or(Failed::Cancelled)? {
+            Ok(session) => session,
+            Err(error) => return fork_failed(call, forks, error, 0),
         };
         let ticket = match self.gate(call, &mut session).await {
             Ok(ticket) => ticket,
@@ -235,11 +232,10 @@ impl Inner {
             return Err(error.clone().into());
         }
         let from = errand.takes_up.map_or(0, |source| source.len);
-        let cancelled = call.cancelled.clone();
         let told = self.deliver(call, &mut session, Deliver::Messages { from });
-        let Some(told) = cancelled.run_until_cancelled(told).await else {
+        let Some(told) = unless_cancelled(call, told).await else {
             self.table.discard(session);
-            return Ok(Step::Done);
+            return Err(Failed::Cancelled);
         };
         if let Err(error) = told {
             let plugins = session.slipped_through();
@@ -279,7 +275,8 @@ impl Inner {
             at: &source.at,
             lock: None,
         });
-        let start = self.table.start(&shape, &key, stored);
+        let tools = &prepared.catalogue;
+        let start = self.table.start(&shape, &key, tools, stored);
         let mut session = within_start(call, start).await??;
         session.set(&prepared.fit, &prepared.catalogue)?;
         session.settings = Some(call.settings.clone());
@@ -295,13 +292,10 @@ impl Inner {
         plan: sync::Plan,
         (route, why): (Route, Option<String>),
     ) -> Result<Step, Failed> {
-        let again = || {
-            Ok(Step::Again {
-                forget_state: false,
-            })
-        };
         let Some(mut session) = self.process(call, &mut held, &plan, None, None).await? else {
-            return again();
+            return Ok(Step::Again {
+                forget_state: false,
+            });
         };
         let ticket = match self.gate(call, &mut session).await {
             Ok(ticket) => ticket,
@@ -316,7 +310,7 @@ impl Inner {
         };
         if call.cancelled.is_cancelled() {
             *held = Some(session);
-            return Ok(Step::Done);
+            return Err(Failed::Cancelled);
         }
         if let Some(error) = self.stopped.get() {
             self.discard(call, session);
@@ -325,17 +319,36 @@ impl Inner {
         // Before the first write: nobody goes on with this conversation, however this ends.
         session.record.taint();
         call.retire();
-        self.table.show(&call.prepared.key, None);
+        let key = &call.prepared.key;
         let mut how = plan.told();
         how.reason = match why {
             Some(why) => format!("the summary is written in place, since {why}"),
             None => "the summary is written in place".to_owned(),
         };
-        let cancelled = call.cancelled.clone();
+        let shown = session.shown(key.as_str()).plan(&how).running();
+        self.table.show(key, Some(shown));
+        let ended = self.write(call, session, &ticket, (plan, how, route)).await;
+        self.table.show(key, None);
+        ended
+    }
+
+    /// The summary itself, in a conversation that is of no use after it.
+    async fn write(
+        &self,
+        call: &mut Call<'_>,
+        mut session: Session,
+        ticket: &Ticket,
+        (plan, how, route): (sync::Plan, Plan, Route),
+    ) -> Result<Step, Failed> {
+        let again = || {
+            Ok(Step::Again {
+                forget_state: false,
+            })
+        };
         let told = self.deliver(call, &mut session, plan.deliver);
-        let Some(told) = cancelled.run_until_cancelled(told).await else {
+        let Some(told) = unless_cancelled(call, told).await else {
             self.table.discard(session);
-            return Ok(Step::Done);
+            return Err(Failed::Cancelled);
         };
         if let Err(error) = told {
             let gone = error.code() == ErrorCode::ProcessExit;
@@ -346,7 +359,7 @@ impl Inner {
         let outcome = Exchange::new(
             &mut session,
             call.events,
-            &ticket,
+            ticket,
             (call.prepared.limits, call.started),
             || call.prepared.tool_names(),
             how,
@@ -390,6 +403,10 @@ impl Inner {
         match outcome.ended {
             Ended::Relaunch(plugins) => Err(Failed::Plugins(plugins)),
             Ended::Failed(error) => Err(error.into()),
+            Ended::Lost => {
+                let what = "the CLI began another conversation than the one that it was to resume";
+                Err(Error::new(ErrorCode::ProcessExit, what).into())
+            }
             Ended::Cancelled => Ok(Step::Done),
             Ended::Whole(whole) => {
                 let requests = call.requests_before + outcome.requests;
@@ -411,11 +428,6 @@ impl Call<'_> {
             signal.signal();
         }
     }
-}
-
-/// Who leaves before anything is asked has left: nothing is sent for it.
-async fn unless_cancelled<T>(call: &Call<'_>, work: impl Future<Output = T>) -> Option<T> {
-    call.cancelled.run_until_cancelled(work).await
 }
 
 /// Where the summary's history leaves the live conversation, if that is the stored one as it stands.
