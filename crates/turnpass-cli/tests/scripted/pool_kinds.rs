@@ -108,18 +108,23 @@ async fn an_advisor_keeps_no_state_and_is_told_only_what_is_new() {
     let heard = told(&provider, advisor("[[say c]]", "child", Some("default"))).await;
     assert_eq!(heard.done().state, StateOrder::Unchanged);
     assert_eq!(stage.recording().runs.len(), 3);
-    let shown = turnpass::pool::status::read(&stage.path("state"));
-    let keys: Vec<_> = shown[0]
-        .sessions
-        .iter()
-        .map(|one| one.key.as_str())
-        .collect();
-    assert_eq!(
-        keys.iter().filter(|key| key.contains("|advisor")).count(),
-        2
-    );
-    assert!(keys.contains(&"default-advisor|advisor"), "{keys:?}");
-    assert!(keys.contains(&"child-subagent-advisor|advisor"), "{keys:?}");
+    // The status is written a moment after what it shows.
+    let wanted = [
+        "child-subagent-advisor|advisor",
+        "default",
+        "default-advisor|advisor",
+    ];
+    let end = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let shown = turnpass::pool::status::read(&stage.path("state"));
+        let sessions = shown.iter().flat_map(|one| &one.sessions);
+        let keys: Vec<_> = sessions.map(|one| one.key.clone()).collect();
+        if keys == wanted {
+            break;
+        }
+        assert!(tokio::time::Instant::now() < end, "{keys:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use turnpass::conversation::Message;
 use turnpass::event::{Done, Event, PlanKind, StateOrder};
 use turnpass::limits::budget::{Allowance, Budgets};
-use turnpass::pool::PoolOptions;
+use turnpass::pool::{PoolOptions, ToolCarrier};
 use turnpass::request::{BackendState, CallKind, StateRetirement, TransportSession};
 use turnpass::{ErrorCode, Provider, Request};
 use turnpass_lab::cli::{Auth, RecordedRun, Script};
@@ -529,6 +529,28 @@ async fn summary_in_which_the_model_calls_a_tool_is_an_error_and_no_call() {
         assert_eq!(stage.sent().len(), 2, "{prompt}: the CLI did not go on");
         goes_on(&provider, &stage, next, 2).await;
     }
+}
+
+#[tokio::test]
+async fn summary_over_the_http_carrier_goes_the_same_ways() {
+    let stage = Stage::emulator();
+    let provider = stage.pool(|options| options.tools = ToolCarrier::Http);
+    let next = begun(&provider).await;
+    let (request, _) = summary(&next, "[[say I look]] [[call read {}]]");
+    let heard = told(&provider, request).await;
+    heard.failed(ErrorCode::SummaryToolCall);
+    assert_eq!(stage.sent().len(), 2);
+    let (request, _) = summary(&next, "[[say in short]] sum up");
+    let heard = told(&provider, request).await;
+    assert_eq!(heard.text(), "in short");
+    assert_eq!(heard.done().state, StateOrder::Unchanged);
+    let (mut request, signal) = summary(&next, "[[say in place]] sum up");
+    request.state = None;
+    let heard = told(&provider, request).await;
+    assert_eq!(heard.done().state, StateOrder::Clear);
+    assert!(signal.is_signaled());
+    goes_on_anew(&provider, next).await;
+    assert_valid(&stage.sent());
 }
 
 #[tokio::test]
