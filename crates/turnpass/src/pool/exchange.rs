@@ -79,6 +79,8 @@ pub(crate) struct Outcome {
     pub(crate) closes_pool: Option<Error>,
     /// The process is to be killed at once.
     pub(crate) kill: bool,
+    /// The service's answer had begun.
+    pub(crate) has_begun: bool,
 }
 
 /// One generation.
@@ -111,6 +113,8 @@ pub(crate) struct Exchange<'a> {
     owed: Option<Instant>,
     /// The host has seen something of an answer that was taken back.
     was_seen: bool,
+    /// A call of the model fails the generation, and the host hears nothing of it.
+    refuses_calls: bool,
 }
 
 impl<'a> Exchange<'a> {
@@ -146,7 +150,14 @@ impl<'a> Exchange<'a> {
             is_guarded: false,
             owed: None,
             was_seen: false,
+            refuses_calls: false,
         }
+    }
+
+    /// The same for a summary, in which the model may call nothing.
+    pub(crate) fn refusing_calls(mut self) -> Self {
+        self.refuses_calls = true;
+        self
     }
 
     /// Runs the generation to its end.
@@ -165,6 +176,7 @@ impl<'a> Exchange<'a> {
             is_silent: self.is_silent,
             closes_pool: self.closes_pool,
             kill: self.kill,
+            has_begun: self.answer.turn().has_begun(),
         }
     }
 
@@ -220,6 +232,9 @@ impl<'a> Exchange<'a> {
 
     fn flush(&mut self) -> Result<(), Gone> {
         while let Some(event) = self.queue.pop_front() {
+            if self.refuses_calls && matches!(event, Event::ToolInput { .. }) {
+                continue;
+            }
             match self.events.try_send(event) {
                 Ok(()) => {}
                 Err(TrySend::Full(event)) => {
@@ -401,6 +416,12 @@ impl<'a> Exchange<'a> {
     }
 
     fn release(&mut self, mut finished: Finished, after: After) -> Ended {
+        if self.refuses_calls && finished.has_calls() {
+            // With the calls answered it would ask again, unless it is not let.
+            self.kill = !self.session.is_shut();
+            let what = "the model called a tool in place of writing the summary";
+            return Ended::Failed(Error::new(ErrorCode::SummaryToolCall, what));
+        }
         if after == After::Parked {
             self.session.announce(&self.answer.calls());
         }

@@ -242,7 +242,7 @@ impl Session {
         if self.fit.is_none() {
             let tools = (!catalogue.is_empty()).then_some(catalogue);
             self.hearing.expect(expected_of(tools));
-            let announced = self.carrier.announced(tools);
+            let announced = self.carrier.announced(tools, self.shape.policy());
             let id = self.next_control()?;
             burst.extend_from_slice(in_band::initialize(&id, &wanted.system, announced).as_bytes());
         }
