@@ -223,7 +223,8 @@ impl Report {
                 *total = Some(total.unwrap_or(0).saturating_add(part));
             }
         }
-        self.context_tokens = Some(usage.prompt_tokens() + usage.output_tokens.unwrap_or(0));
+        let answer = usage.output_tokens.unwrap_or(0);
+        self.context_tokens = Some(usage.prompt_tokens().saturating_add(answer));
         self.cache_read_share = self.usage.cache_read_share();
     }
 }

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    auth, bench, completions, config, demo, doctor, lab, log, man, mcp_stdio, models, run, usage,
+    auth, bench, completions, config, demo, doctor, lab, log, login, man, mcp_stdio, models, run,
+    usage,
 };
 use crate::exit::{Exit, Fault};
 
@@ -39,6 +40,8 @@ pub(crate) enum Command {
     Demo(demo::Args),
     /// Check the installed CLI, at no cost
     Doctor(doctor::Args),
+    /// Sign in with the CLI's own login
+    Login(login::Args),
     /// Whether the CLI is signed in
     Auth(auth::Args),
     /// How much of the plan is used, and whether credits are on; it costs nothing
@@ -87,9 +90,37 @@ impl Command {
 pub(crate) fn told(error: &clap::Error) -> ExitCode {
     // Nothing can be said about a stream that cannot be written.
     let _ = error.print();
+    if let Some(hint) = hint(error) {
+        let _ = writeln!(std::io::stderr(), "\n{hint}");
+    }
     match error.use_stderr() {
         true => Exit::Usage.into(),
         false => Exit::Done.into(),
+    }
+}
+
+/// What a person meant who wrote a task as the shell's words, or none.
+fn hint(error: &clap::Error) -> Option<String> {
+    use clap::error::{ContextKind, ErrorKind};
+    let text = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
+    let example = "turnpass run 'fix the failing test'";
+    let is_run = text(ContextKind::Usage).contains("turnpass run");
+    match error.kind() {
+        ErrorKind::MissingRequiredArgument
+            if text(ContextKind::InvalidArg).contains("<PROMPT>") =>
+        {
+            Some(format!("Say what is to be done: {example}"))
+        }
+        // With a dash it is an option that does not exist, and clap names the nearest one.
+        ErrorKind::UnknownArgument if is_run && !text(ContextKind::InvalidArg).starts_with('-') => {
+            Some(format!(
+                "A task of several words stands in quotes: {example}"
+            ))
+        }
+        ErrorKind::InvalidSubcommand if error.get(ContextKind::SuggestedSubcommand).is_none() => {
+            Some(format!("A task is given to the agent by: {example}"))
+        }
+        _ => None,
     }
 }
 
@@ -132,6 +163,28 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_task_that_is_not_quoted_is_told_how_to_be() {
+        let hint = |words: &[&str]| {
+            let words = ["turnpass"].iter().chain(words);
+            hint(&Cli::try_parse_from(words).unwrap_err())
+        };
+        for (words, wanted) in [
+            (&["run"][..], Some("Say what is to be done")),
+            (&["run", "fix", "the", "bug"], Some("in quotes")),
+            (&["fix", "the", "bug"], Some("given to the agent")),
+            (&["run", "--modle", "x", "y"], None),
+            (&["log", "x"], None),
+            (&["--help"], None),
+        ] {
+            let hint = hint(words);
+            let fits = hint
+                .as_deref()
+                .map(|hint| wanted.is_some_and(|part| hint.contains(part)));
+            assert_eq!(fits, wanted.map(|_| true), "{words:?}: {hint:?}");
+        }
     }
 
     #[test]

@@ -72,7 +72,8 @@ pub(crate) fn build_provider(settings: &Settings) -> Result<Provider, Error> {
         }
     };
     // A laboratory run leaves the person's home alone, unless they named a folder for what is kept.
-    if settings.lab_upstream.is_some() && environment(STATE_VARIABLE).is_none() {
+    let is_nameless = settings.lab_upstream.is_some() && environment(STATE_VARIABLE).is_none();
+    if is_nameless || !settings.keep_records {
         return Ok(provider);
     }
     Ok(match records() {

@@ -23,7 +23,7 @@ use crate::prices::Prices;
 const DEFAULT_MODEL: &str = "sonnet";
 
 /// Each key with its environment variable, in the order in which they are shown.
-pub(crate) const KEYS: [(&str, &str); 17] = [
+pub(crate) const KEYS: [(&str, &str); 18] = [
     ("transport", "TURNPASS_TRANSPORT"),
     ("process", "TURNPASS_PROCESS"),
     ("model", "TURNPASS_MODEL"),
@@ -44,6 +44,7 @@ pub(crate) const KEYS: [(&str, &str); 17] = [
     ("max_requests_per_day", "TURNPASS_MAX_REQUESTS_PER_DAY"),
     ("max_tokens_per_day", "TURNPASS_MAX_TOKENS_PER_DAY"),
     ("record", "TURNPASS_RECORD"),
+    ("keep_records", "TURNPASS_KEEP_RECORDS"),
 ];
 
 /// One layer of settings: what the flags, the environment or the file say.
@@ -101,6 +102,9 @@ pub(crate) struct Values {
     /// A private folder for what each CLI process prints, prompts and answers included [env: TURNPASS_RECORD]
     #[arg(long, value_name = "DIR")]
     pub(crate) record: Option<PathBuf>,
+    /// Whether each generation leaves a line for `turnpass log`: true or false [env: TURNPASS_KEEP_RECORDS]
+    #[arg(long, value_name = "BOOL")]
+    pub(crate) keep_records: Option<bool>,
     /// Tables of the file only: neither a flag nor a variable has room for them.
     #[arg(skip)]
     pub(crate) prices: Option<Prices>,
@@ -206,6 +210,7 @@ pub(crate) struct Settings {
     pub(crate) usage_gate: Option<Policy>,
     pub(crate) budgets: Budgets,
     pub(crate) record: Option<PathBuf>,
+    pub(crate) keep_records: bool,
     /// The person's prices for the estimate of `usage`.
     pub(crate) prices: Prices,
     /// Where each came from, in the order of [`KEYS`].
@@ -268,6 +273,7 @@ impl Settings {
                 },
             },
             record: first!(record),
+            keep_records: first!(keep_records).unwrap_or(true),
             prices: layers
                 .iter()
                 .find_map(|(_, layer)| layer.prices.clone())
@@ -367,6 +373,7 @@ impl Settings {
             number(self.budgets.day.requests),
             number(self.budgets.day.tokens),
             path(&self.record),
+            Some(self.keep_records.to_string()),
         ];
         KEYS.iter()
             .zip(values)
@@ -431,6 +438,7 @@ fn from_environment(environment: Environment<'_>) -> Result<Values, Fault> {
         max_requests_per_day: read(14, text(14)?)?,
         max_tokens_per_day: read(15, text(15)?)?,
         record: text(16)?.map(PathBuf::from),
+        keep_records: read(17, text(17)?)?,
         prices: None,
     })
 }
@@ -493,6 +501,7 @@ mod tests {
                 "TURNPASS_MAX_REQUESTS_PER_DAY" => "3",
                 "TURNPASS_MAX_TOKENS_PER_DAY" => "4",
                 "TURNPASS_RECORD" => "/tmp/recordings",
+                "TURNPASS_KEEP_RECORDS" => "false",
                 _ => return None,
             };
             Some(OsString::from(text))
@@ -519,6 +528,7 @@ mod tests {
             "3",
             "4",
             "\"/tmp/recordings\"",
+            "false",
         ];
         assert_eq!(shown, wanted.map(|text| Some(text.to_owned())));
     }
@@ -532,6 +542,7 @@ mod tests {
             ("TURNPASS_ALLOW", "write,sh", "use read, list"),
             ("TURNPASS_MAX_ROUNDS", "-1", "invalid digit"),
             ("TURNPASS_USAGE_GATE", "on", "use require_off, warn, off"),
+            ("TURNPASS_KEEP_RECORDS", "no", "`true` or `false`"),
         ] {
             let read = |asked: &str| (asked == name).then(|| OsString::from(value));
             let fault = from_environment(&read).unwrap_err();

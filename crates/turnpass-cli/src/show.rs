@@ -34,6 +34,8 @@ pub(crate) struct Show<Out, Err> {
     thinking: bool,
     broken: bool,
     said_laboratory: bool,
+    /// What the last retry was for.
+    last_retry: Option<String>,
 }
 
 impl Show<std::io::Stdout, std::io::Stderr> {
@@ -67,6 +69,7 @@ impl<Out: Write, Err: Write> Show<Out, Err> {
             thinking: false,
             broken: false,
             said_laboratory: false,
+            last_retry: None,
         }
     }
 
@@ -126,7 +129,13 @@ impl<Out: Write, Err: Write> Show<Out, Err> {
                 self.note(&self.style.yellow(&text));
             }
             AgentEvent::Retry { wait_ms, error, .. } => {
-                let text = format!("{error} Trying again in {wait_ms} ms.");
+                let said = error.to_string();
+                let text = match self.last_retry.as_ref() == Some(&said) {
+                    // The whole sentence with its advice once is enough.
+                    true => format!("[{}] again. Trying again in {wait_ms} ms.", error.code()),
+                    false => format!("{said} Trying again in {wait_ms} ms."),
+                };
+                self.last_retry = Some(said);
                 self.note(&self.style.yellow(&text));
             }
             AgentEvent::Notice(notice) => {
@@ -285,6 +294,30 @@ mod tests {
         }
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (text(out), text(err))
+    }
+
+    #[test]
+    fn a_retry_for_the_same_reason_does_not_say_it_all_again() {
+        let retry = |retry, code| AgentEvent::Retry {
+            retry,
+            wait_ms: 500,
+            error: turnpass::Error::new(code, ""),
+        };
+        use turnpass::ErrorCode::{Overloaded, RateLimit};
+        let events = [
+            retry(1, RateLimit),
+            retry(2, RateLimit),
+            retry(3, Overloaded),
+        ];
+        let (_, err) = shown(Form::Text, false, &events);
+        let lines: Vec<_> = err.lines().collect();
+        assert_eq!(lines.len(), 3, "{err}");
+        assert!(
+            lines[0].starts_with("[rate_limit] ") && lines[0].len() > 60,
+            "{err}"
+        );
+        assert_eq!(lines[1], "[rate_limit] again. Trying again in 500 ms.");
+        assert!(lines[2].starts_with("[overloaded] "), "{err}");
     }
 
     fn said(text: &str) -> AgentEvent {

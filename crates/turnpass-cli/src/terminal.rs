@@ -5,6 +5,8 @@ use std::sync::Mutex;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
+use turnpass::login::{LoginPrompt, LoginUi};
+use turnpass::secret::Secret;
 use turnpass_agent::{Answer, Approver, Ask};
 
 use crate::settings::Environment;
@@ -116,6 +118,57 @@ impl AskOnTerminal {
         let _ = sender.send(tell);
         line
     }
+}
+
+/// Shows the CLI's link at the terminal, on standard error, and reads the code from standard input.
+#[derive(Debug)]
+pub(crate) struct LoginOnTerminal {
+    terminal: AskOnTerminal,
+}
+
+impl LoginOnTerminal {
+    pub(crate) fn new(style: Style) -> Self {
+        Self {
+            terminal: AskOnTerminal::new(style),
+        }
+    }
+
+    /// Whether there is a person.
+    pub(crate) fn is_possible() -> bool {
+        AskOnTerminal::is_possible()
+    }
+}
+
+impl LoginUi for LoginOnTerminal {
+    fn ask<'a>(&'a self, prompt: &'a LoginPrompt) -> BoxFuture<'a, Option<Secret>> {
+        Box::pin(async move {
+            let text = format!(
+                "\n{}\n{} ({} of {}): ",
+                visible(&prompt.steps),
+                prompt.question,
+                prompt.attempt,
+                prompt.attempts
+            );
+            put(&text).ok()?;
+            let line = self.terminal.line().await.ok()??;
+            // An empty line declines.
+            let code = line.trim();
+            (!code.is_empty()).then(|| Secret::new(code.as_bytes()))
+        })
+    }
+}
+
+/// Tells the person something on standard error.
+pub(crate) fn tell(text: &str) -> Result<(), crate::exit::Fault> {
+    std::io::stderr()
+        .lock()
+        .write_all(text.as_bytes())
+        .map_err(|error| {
+            crate::exit::Fault::system(
+                format!("standard error cannot be written: {error}"),
+                "Send it somewhere else.",
+            )
+        })
 }
 
 fn start_reader() -> std::sync::mpsc::Sender<oneshot::Sender<Option<String>>> {

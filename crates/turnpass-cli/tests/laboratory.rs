@@ -258,6 +258,7 @@ fn the_doctor_names_what_is_wrong_and_the_next_step() {
         assert_eq!(ended.code, Some(code), "{}", ended.out);
         assert!(ended.out.contains(line), "{}", ended.out);
         assert!(ended.out.contains("Run `claude "), "{}", ended.out);
+        assert_eq!(ended.out.matches("fail ").count(), 1, "once: {}", ended.out);
     }
     let ended = doctor(&Lab::new(), &["--claude-path", "/nowhere/claude", "--json"]);
     assert_eq!(ended.code, Some(3));

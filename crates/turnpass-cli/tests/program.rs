@@ -142,6 +142,16 @@ fn a_prompt_is_needed() {
 }
 
 #[test]
+fn a_login_needs_a_person_at_a_terminal() {
+    for arguments in [&["login"][..], &["run", "--login", "x"]] {
+        assert_usage(
+            &run(arguments),
+            &["a person at a terminal", "claude auth login --claudeai"],
+        );
+    }
+}
+
+#[test]
 fn a_laboratory_upstream_is_on_loopback_or_refused() {
     for url in [
         "https://127.0.0.1:9",

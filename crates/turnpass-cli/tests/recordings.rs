@@ -101,6 +101,13 @@ fn the_records_of_a_run_are_one_a_generation_and_hold_nothing_that_was_said() {
 
     assert_eq!(log(&[]).lines().count() as u64, 1 + generations);
     assert_eq!(log(&["-n", "2", "--since", "1h"]).lines().count(), 3);
+    let total = format!("outcome=\"ok\"}} {generations}\n");
+    let metrics = log(&["--metrics", "--outcome", "ok"]);
+    assert!(metrics.contains(&total), "{metrics}");
+    assert_eq!(
+        log(&["--metrics", "--since", "0s"]).matches(" 0").count(),
+        2
+    );
     for none in [
         ["--outcome", "error"],
         ["--transport", "pool"],
@@ -112,6 +119,20 @@ fn the_records_of_a_run_are_one_a_generation_and_hold_nothing_that_was_said() {
     let output = output.unwrap();
     text(&output, 2);
     assert!(String::from_utf8_lossy(&output.stderr).contains("s, m, h, d or w"));
+}
+
+#[test]
+fn records_that_are_switched_off_leave_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let mut command = demo(home.path(), "warm");
+    let output = command.env("TURNPASS_KEEP_RECORDS", "false").output();
+    text(&output.unwrap(), 0);
+    assert!(!home.path().join("state/records").exists());
+    text(&demo(home.path(), "warm").output().unwrap(), 0);
+    assert!(
+        home.path().join("state/records").exists(),
+        "or this shows nothing"
+    );
 }
 
 #[test]

@@ -71,8 +71,10 @@ fn version_and_auth_status_answer_as_scripted() {
         (0, "\"loggedIn\": true"),
         (0, "claude.ai"),
     ];
-    for (code, part) in wanted {
-        let mut cli = bench.start(&script, &["auth", "status"], &[]);
+    for (number, (code, part)) in wanted.into_iter().enumerate() {
+        // With and without the option that leaves the settings out.
+        let words = &["--setting-sources=", "auth", "status"][number % 2..];
+        let mut cli = bench.start(&script, words, &[]);
         let mut said = String::new();
         while let Some(line) = cli.line() {
             said.push_str(&line);

@@ -166,9 +166,13 @@ pub struct Usage {
 impl Usage {
     /// The size of the prompt: input, cache creation and cache read (pool document).
     pub fn prompt_tokens(&self) -> u64 {
-        self.input_tokens.unwrap_or(0)
-            + self.cache_creation_input_tokens.unwrap_or(0)
-            + self.cache_read_input_tokens.unwrap_or(0)
+        // What the service says may be any number, and a sum that wraps would be a small one.
+        let written = self.cache_creation_input_tokens.unwrap_or(0);
+        let read = self.cache_read_input_tokens.unwrap_or(0);
+        self.input_tokens
+            .unwrap_or(0)
+            .saturating_add(written)
+            .saturating_add(read)
     }
 
     /// Share of the prompt that was read from the cache, 0 to 1; `None` for an empty prompt.

@@ -11,7 +11,9 @@
 //! | [`relay`] | the one-admission relay transport |
 //! | [`wire`] | lines, SSE, stream-json, control, Messages and the body splice: functions over buffers |
 //! | [`cli`] | the installed CLI: where, whether it fits, signed in, how it is started |
+//! | `loopback` | a port of our own on loopback, and who may speak to it |
 //! | [`limits`] | paid credits, usage windows, limits of a turn, budgets |
+//! | [`login`] | signing in again through the CLI's own login, when a host asks for it |
 //! | [`models`] | names, ceilings, effort levels, catalogue |
 //! | [`process`] | one type that owns a process group, its pipes and its end |
 //! | [`conversation`] | messages, blocks, normaliser, digests, the bytes of `messages`: pure |
@@ -24,6 +26,8 @@ pub mod conversation;
 pub mod error;
 pub mod event;
 pub mod limits;
+pub mod login;
+mod loopback;
 pub mod models;
 pub mod pool;
 pub mod process;

@@ -4,12 +4,14 @@
 //! | --- | --- |
 //! | here | names, ceilings, effort, credits, the catalogue: pure |
 //! | [`discovery`] | the catalogue as a short-lived CLI process tells it |
+//! | [`known`] | what it told last, for the program that told it |
 //! | [`context`] | when a conversation has to become shorter: pure |
 //!
 //! What discovery reads from a live CLI outranks what this module knows by itself.
 
 pub mod context;
 pub mod discovery;
+pub mod known;
 
 use serde_json::Value;
 

@@ -13,6 +13,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Event, Notice};
+use crate::login::Login;
 use crate::record::{Facts, RecordSink, Watch};
 use crate::request::{Request, TransportKind};
 
@@ -45,6 +46,7 @@ pub struct Provider {
     transports: Arc<BTreeMap<TransportKind, Box<dyn Transport>>>,
     default: TransportKind,
     records: Option<RecordSink>,
+    login: Option<Login>,
 }
 
 impl Provider {
@@ -56,6 +58,7 @@ impl Provider {
             transports: Arc::new(transports),
             default,
             records: None,
+            login: None,
         }
     }
 
@@ -73,6 +76,7 @@ impl Provider {
             transports: Arc::new(transports),
             default,
             records: None,
+            login: None,
         };
         provider.transport(default)?;
         Ok(provider)
@@ -82,6 +86,15 @@ impl Provider {
     #[must_use]
     pub fn with_records(mut self, sink: RecordSink) -> Self {
         self.records = Some(sink);
+        self
+    }
+
+    /// The same provider, which signs in again when a request fails for want of a sign-in before anything of its answer was
+    /// given out: it pauses, asks the owner, and sends the request once more. Without this such a request fails, which is
+    /// the default.
+    #[must_use]
+    pub fn with_login(mut self, login: Login) -> Self {
+        self.login = Some(login);
         self
     }
 
@@ -109,11 +122,46 @@ impl Provider {
             let process = transport.as_ref().ok().and_then(|t| t.process_word());
             Watch::new(sink.clone(), Facts::new(&request, kind, process))
         });
-        let mut generation = match transport {
-            Ok(transport) => transport.generate(request),
-            Err(error) => Generation::failed(error),
+        let mut generation = match (transport, &self.login) {
+            (Ok(transport), None) => transport.generate(request),
+            (Ok(_), Some(login)) => self.with_second_try(login.clone(), kind, request),
+            (Err(error), _) => Generation::failed(error),
         };
         generation.watch = watch;
+        generation
+    }
+
+    /// A generation that is started once more after a sign-in, if it fails for want of one.
+    fn with_second_try(&self, login: Login, kind: TransportKind, request: Request) -> Generation {
+        let (mut events, generation) = Generation::channel();
+        let transports = Arc::clone(&self.transports);
+        tokio::spawn(async move {
+            let cancelled = events.cancelled().clone();
+            let tried = async {
+                let Some(transport) = transports.get(&kind) else {
+                    return;
+                };
+                let seen = login.generation();
+                let first = transport.generate(request.clone());
+                let Some(error) = pass_on(first, &mut events, true).await else {
+                    return;
+                };
+                match login.recover(seen).await {
+                    // Whatever comes of it is told as it is.
+                    Ok(()) => {
+                        pass_on(transport.generate(request), &mut events, false).await;
+                    }
+                    Err(why) => {
+                        let what = format!("{}; {}", error.detail(), why.detail());
+                        events.fail(Error::new(ErrorCode::Auth, what)).await;
+                    }
+                }
+            };
+            tokio::select! {
+                () = cancelled.cancelled() => {}
+                () = tried => {}
+            }
+        });
         generation
     }
 
@@ -147,6 +195,27 @@ impl Provider {
                 )
             })
     }
+}
+
+/// Gives the events of one generation on to another. When `pauses`, an `auth` error before anything of the answer is not
+/// given on but returned.
+async fn pass_on(mut from: Generation, to: &mut EventSender, pauses: bool) -> Option<Error> {
+    let mut begun = false;
+    while let Some(item) = from.next().await {
+        match item {
+            Ok(event) => {
+                begun |= !matches!(event, Event::Notice(_));
+                if to.send(event).await.is_err() {
+                    return None;
+                }
+            }
+            Err(error) if pauses && !begun && error.code() == ErrorCode::Auth => {
+                return Some(error);
+            }
+            Err(error) => to.fail(error).await,
+        }
+    }
+    None
 }
 
 impl fmt::Debug for Provider {

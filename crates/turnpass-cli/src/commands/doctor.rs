@@ -3,6 +3,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
+use jiff::tz::TimeZone;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -10,6 +11,7 @@ use turnpass::cli::environment::{InheritedCredentials, REFUSED_NAMES, Snapshot};
 use turnpass::cli::installed::Installed;
 use turnpass::cli::locate::{Executable, locate_here};
 use turnpass::conversation::Message;
+use turnpass::record::{Outcome, StreamRecord};
 use turnpass::request::Tool;
 use turnpass::tools::{Catalogue, Policy};
 use turnpass::{Error, ErrorCode, Event, Request};
@@ -127,13 +129,27 @@ async fn examine(settings: &Settings, report: &mut Report) -> Result<(), Fault> 
             }
             let inherited = InheritedCredentials::Strip;
             let installed = Installed::new(settings.claude_setting(), snapshot, inherited);
-            report.add(version(&installed).await)?;
-            report.add(sign_in(&installed).await)?;
+            let version = version(&installed).await;
+            // What a CLI says that is not used anyhow would only be a second failure.
+            let is_usable = version.state != State::Fail;
+            report.add(version)?;
+            report.add(match is_usable {
+                true => sign_in(&installed).await,
+                false => Check::warn("sign-in", "not asked", "See the line above."),
+            })?;
             installed.shutdown().await;
         }
     }
+    if let Some(check) = last_call(settings) {
+        report.add(check)?;
+    }
     report.add(tool_server().await)?;
-    report.add(laboratory(settings).await?)
+    let isolation = laboratory(settings).await?;
+    report.add(match report.has_failed_with(isolation.code) {
+        // The same failure met again: once is enough.
+        true => Check::warn(isolation.name, "not checked", "See the lines above."),
+        false => isolation,
+    })
 }
 
 fn configuration() -> Result<Check, Fault> {
@@ -189,6 +205,41 @@ async fn sign_in(installed: &Installed) -> Check {
             Check::ok("sign-in", format!("claude.ai, plan {plan}"))
         }
         Err(error) => Check::fail("sign-in", &error),
+    }
+}
+
+/// How the newest generation went that shows whether the service takes the sign-in: what is stored says nothing of that
+/// (bug 41). Nothing where there is no log, or where it is switched off.
+fn last_call(settings: &Settings) -> Option<Check> {
+    let mut last = None;
+    let is_laboratory = settings.lab_upstream.is_some();
+    let folder = context::records_folder().ok()?;
+    let take = |record: StreamRecord| {
+        // One that was cancelled says nothing, and one of the laboratory nothing of the account.
+        if record.laboratory == is_laboratory && record.outcome != Outcome::Cancelled {
+            last = Some(record);
+        }
+    };
+    turnpass::record::read(&folder, take).ok()?;
+    Some(told_of(&last?, &TimeZone::system()))
+}
+
+fn told_of(record: &StreamRecord, zone: &TimeZone) -> Check {
+    const NAME: &str = "last live call";
+    let at = zone.to_datetime(record.time).strftime("%Y-%m-%d %H:%M");
+    match &record.error {
+        None => Check::ok(NAME, format!("answered at {at}")),
+        Some(error) if error.code == ErrorCode::Auth.as_str() => Check::warn(
+            NAME,
+            format!(
+                "refused (sign-in) at {at}; a stored sign-in is no proof that the service takes it"
+            ),
+            "Run `claude auth login --claudeai` unless you have signed in since.",
+        ),
+        Some(error) => Check::ok(
+            NAME,
+            format!("failed with {} at {at}, not for its sign-in", error.code),
+        ),
     }
 }
 
@@ -323,6 +374,10 @@ struct Report {
 }
 
 impl Report {
+    fn has_failed_with(&self, code: Option<&str>) -> bool {
+        code.is_some() && self.checks.iter().any(|check| check.code == code)
+    }
+
     fn add(&mut self, check: Check) -> Result<(), Fault> {
         if !self.json {
             super::print(&line(&check, self.style))?;
@@ -379,6 +434,38 @@ mod tests {
             fail,
             "fail version        [version_too_old] claude 2.1.1 was found. Run `claude update`.\n"
         );
+    }
+
+    #[test]
+    fn bug_041_the_last_live_call_is_told_beside_the_stored_sign_in() {
+        let record = |code: Option<&str>| {
+            let mut record = json!({
+                "time": "2026-06-01T22:30:00Z", "transport": "relay", "call_kind": "normal", "session": "00",
+                "outcome": "ok", "duration_ms": 1, "chunks": 1, "attempts": 1, "partial_stream": false,
+            });
+            if let Some(code) = code {
+                record["outcome"] = json!("error");
+                record["error"] = json!({"code": code, "detail": ""});
+            }
+            serde_json::from_value(record).unwrap()
+        };
+        for (code, state, said) in [
+            (None, State::Ok, "answered at 2026-06-01 22:30"),
+            (
+                Some("auth"),
+                State::Warn,
+                "refused (sign-in) at 2026-06-01 22:30",
+            ),
+            (
+                Some("usage_limit"),
+                State::Ok,
+                "failed with usage_limit at 2026-06-01 22:30",
+            ),
+        ] {
+            let check = told_of(&record(code), &TimeZone::UTC);
+            assert_eq!(check.state, state);
+            assert!(check.said.starts_with(said), "{}", check.said);
+        }
     }
 
     #[test]

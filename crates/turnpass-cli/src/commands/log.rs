@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use turnpass::record::{Outcome, StreamRecord};
+use turnpass::record::{Outcome, RecordCounters, StreamRecord};
 use turnpass::request::TransportKind;
 
 use crate::context::records_folder;
@@ -22,6 +22,9 @@ pub(crate) struct Args {
     /// Print one JSON object a line in place of a table
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print the totals of all that fit as Prometheus text, however many
+    #[arg(long, conflicts_with_all = ["json", "last"])]
+    metrics: bool,
     /// Only the last minutes, hours or days: 30m, 12h, 7d
     #[arg(long, value_name = "DURATION")]
     since: Option<Since>,
@@ -39,6 +42,13 @@ pub(crate) struct Args {
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Exit, Fault> {
     let folder = records_folder()?;
+    if args.metrics {
+        let mut counters = RecordCounters::default();
+        each(&folder, &args, Timestamp::now(), |record| {
+            counters.add(&record)
+        })?;
+        return super::print(&counters.prometheus());
+    }
     let (records, skipped) = read(&folder, &args, Timestamp::now())?;
     if args.json {
         let lines = records.iter().map(|record| {
@@ -62,9 +72,25 @@ fn read(
     args: &Args,
     now: Timestamp,
 ) -> Result<(VecDeque<StreamRecord>, u64), Fault> {
+    let mut records = VecDeque::new();
+    let skipped = each(folder, args, now, |record| {
+        records.push_back(record);
+        if records.len() > args.last {
+            records.pop_front();
+        }
+    })?;
+    Ok((records, skipped))
+}
+
+/// Gives each record that fits, oldest first.
+fn each(
+    folder: &std::path::Path,
+    args: &Args,
+    now: Timestamp,
+    mut take: impl FnMut(StreamRecord),
+) -> Result<u64, Fault> {
     // No file goes back as far as a duration that reaches beyond the beginning of time.
     let begin = args.since.and_then(|since| now.checked_sub(since.0).ok());
-    let mut records = VecDeque::new();
     let skipped = turnpass::record::read(folder, |record| {
         let fits = begin.is_none_or(|begin| record.time >= begin)
             && args.outcome.is_none_or(|wanted| record.outcome == wanted)
@@ -72,13 +98,10 @@ fn read(
                 .transport
                 .is_none_or(|wanted| record.transport == wanted);
         if fits {
-            records.push_back(record);
-            if records.len() > args.last {
-                records.pop_front();
-            }
+            take(record);
         }
     })?;
-    Ok((records, skipped))
+    Ok(skipped)
 }
 
 fn table(records: &VecDeque<StreamRecord>, zone: &TimeZone) -> String {
@@ -123,7 +146,11 @@ fn table(records: &VecDeque<StreamRecord>, zone: &TimeZone) -> String {
 
 fn cells(record: &StreamRecord, zone: &TimeZone) -> [String; 12] {
     let tokens = &record.tokens;
-    let prompt = tokens.input + tokens.cache_creation + tokens.cache_read;
+    // A line of the file may hold any number.
+    let prompt = tokens
+        .input
+        .saturating_add(tokens.cache_creation)
+        .saturating_add(tokens.cache_read);
     let number = |value: u64| match value {
         0 => "-".to_owned(),
         value => value.to_string(),
@@ -234,6 +261,9 @@ mod tests {
             record("2026-06-01T22:30:00Z", json!({})),
             record("2026-06-01T22:31:00Z", error),
         ]);
+        let most = u64::MAX;
+        let odd = json!({"tokens": {"input": most, "cache_read": most}, "duration_ms": most});
+        assert!(cells(&record("2026-06-01T22:30:00Z", odd), &TimeZone::UTC)[6] == most.to_string());
         let zone = TimeZone::fixed(jiff::tz::offset(2));
         let text = table(&records, &zone);
         let lines: Vec<_> = text.lines().collect();

@@ -8,6 +8,7 @@ pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod lab;
 pub(crate) mod log;
+pub(crate) mod login;
 pub(crate) mod man;
 pub(crate) mod mcp_stdio;
 pub(crate) mod models;
@@ -27,6 +28,7 @@ pub(crate) async fn run(command: Command, context: &Context) -> Result<Exit, Fau
         Command::Run(args) => run::run(args, context).await,
         Command::Demo(args) => demo::run(args, context).await,
         Command::Doctor(args) => doctor::run(args, context).await,
+        Command::Login(args) => login::run(args, context).await,
         Command::Auth(args) => auth::run(args, context).await,
         Command::Usage(args) => usage::run(args, context).await,
         Command::Models(args) => models::run(args, context).await,

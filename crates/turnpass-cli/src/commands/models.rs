@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 use serde_json::json;
-use turnpass::models::discovery::{Discovered, discover};
+use turnpass::models::discovery::Discovered;
+use turnpass::models::known::KnownModels;
 use turnpass::models::{CatalogEntry, Credits, EXTENDED_SUFFIX, ceiling_tokens, credits};
 use turnpass::request::ModelId;
 
@@ -44,10 +45,13 @@ struct Row {
 pub(crate) async fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
     let settings = context.settings(args.values)?;
     let installed = context::installed(&settings);
+    // A laboratory run changes nothing of what is known.
+    let state = context::state_dir().filter(|_| settings.lab_upstream.is_none());
+    let known = KnownModels::new(state.as_deref());
     let discovered = tokio::select! {
         biased;
         () = context.cancel().cancelled() => return Ok(Exit::Cancelled),
-        discovered = discover(&installed) => discovered,
+        discovered = known.discover(&installed) => discovered,
     };
     installed.shutdown().await;
     let rows: Vec<_> = discovered.models.iter().flat_map(rows).collect();

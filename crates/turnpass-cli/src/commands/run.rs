@@ -30,6 +30,9 @@ pub(crate) struct Args {
     /// Print one JSON object a line in place of text
     #[arg(long)]
     pub(crate) json: bool,
+    /// Offer the CLI's own login when its session has expired, and go on afterwards
+    #[arg(long)]
+    login: bool,
     #[command(flatten)]
     values: Values,
     /// What is to be done; `-` reads it from standard input
@@ -42,7 +45,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
     let prompt = prompt(args.prompt)?;
     // Before anything is set up: the commonest mistake gets its own answer.
     Directory::open(&args.directory)?;
-    let provider = context::build_provider(&settings)?;
+    let mut provider = context::build_provider(&settings)?;
+    if args.login {
+        provider = provider.with_login(super::login::of_person(&settings, context)?);
+    }
     let agent = agent(&settings, &provider, args.directory, context)?;
     let form = if args.json {
         Form::JsonLines

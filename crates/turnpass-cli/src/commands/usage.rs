@@ -1,5 +1,6 @@
 //! `turnpass usage`: how much of the plan is used, whether credits are on, and what the gate would say.
 
+use std::io::Write;
 use std::path::Path;
 
 use jiff::Timestamp;
@@ -54,8 +55,19 @@ pub(crate) async fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
     let latest = Latest::new(&Probe::new(installed), state.as_deref());
     let style = context.output_style();
     let shown = async {
+        let mut seen = false;
         loop {
-            let mut page = Page::of(&latest, state.as_deref()).await?;
+            let mut page = match Page::of(&latest, state.as_deref()).await {
+                Ok(page) => page,
+                // Somebody who watches wants to see it get better; who has seen nothing yet wants to know why.
+                Err(error) if seen => {
+                    let _ = writeln!(std::io::stderr(), "{}", visible(&error.to_string()));
+                    tokio::time::sleep(MAX_AGE).await;
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            seen = true;
             page.recorded = Recorded::read(
                 records_folder().ok().as_deref(),
                 settings.lab_upstream.is_some(),
@@ -142,7 +154,7 @@ impl Page {
         );
         text.push_str(&line("today", &requests));
         for session in self.ledger.sessions().iter().take(SESSIONS) {
-            let ago = span(self.now.unix_s - session.last);
+            let ago = span(self.now.unix_s.saturating_sub(session.last));
             let spent = session.spent;
             text.push_str(&line(
                 "session",
@@ -154,7 +166,7 @@ impl Page {
             ));
         }
         text.push_str(&self.recorded.text(&TimeZone::system()));
-        let age = self.now.unix_s - self.dated.at;
+        let age = self.now.unix_s.saturating_sub(self.dated.at);
         text.push_str(&style.dim(&line("asked", &format!("{} ago, at no cost", span(age)))));
         text
     }

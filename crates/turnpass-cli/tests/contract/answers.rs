@@ -140,6 +140,59 @@ pub(crate) async fn a_call_is_whole_and_its_result_goes_on(ground: &Ground<'_>) 
     );
 }
 
+pub(crate) async fn text_beside_results_goes_in_one_message(ground: &Ground<'_>) {
+    let provider = (ground.provider)();
+    for failed in [0, 1, 2] {
+        let request = ask_with_tools(
+            r#"[[call read {"path":"a"}]] [[call read {"path":"b"}]] [[then [[say seen]]]]"#,
+        );
+        let heard = told(&provider, request.clone()).await;
+        assert_eq!(heard.stop(), &StopReason::ToolUse);
+        let mut next = go_on(&request, heard.done());
+        let last = next.messages.last_mut().unwrap();
+        for block in last.content.iter_mut().take(failed) {
+            if let Block::ToolResult(result) = block {
+                result.is_error = true;
+            }
+        }
+        last.content.push(Block::text("and be quick"));
+        let before = ground.stage.sent().len();
+        let heard = told(&provider, next.clone()).await;
+        if failed == 2 && ground.way.tells_as_one() {
+            // No result that is good ends the CLI's turn, so the turn is told anew, here as a text.
+            assert_eq!(heard.done().upstream_requests, 1);
+            let sent = host_messages(ground.stage.sent().last().unwrap());
+            let [transcript, text] = sent[0]["content"].as_array().unwrap().as_slice() else {
+                panic!("{sent:#?}");
+            };
+            let transcript = transcript["text"].as_str().unwrap();
+            assert_eq!(transcript.matches("\nfailed result of call ").count(), 2);
+            assert_eq!(text["text"], "and be quick");
+            continue;
+        }
+        assert_eq!(heard.text(), "seen", "{failed} failed");
+        assert_eq!(heard.done().upstream_requests, 1);
+        let sent = ground.stage.sent();
+        assert_eq!(sent.len(), before + 1, "{failed} failed");
+        let messages = host_messages(sent.last().unwrap());
+        let last = messages.last().unwrap()["content"].as_array().unwrap();
+        let kinds: Vec<_> = last.iter().map(|block| &block["type"]).collect();
+        assert_eq!(kinds, ["tool_result", "tool_result", "text"]);
+        let errors = last
+            .iter()
+            .filter(|block| block["is_error"] == true)
+            .count();
+        assert_eq!(errors, failed);
+        assert_eq!(last[2]["text"], "and be quick");
+        // The conversation goes on as one that nothing happened to.
+        let heard = told(&provider, go_on(&next, heard.done())).await;
+        assert_eq!(heard.text(), "going on");
+        let again = host_messages(ground.stage.sent().last().unwrap());
+        assert_eq!(again[..messages.len()], messages[..]);
+    }
+    assert_valid(&ground.stage.sent());
+}
+
 pub(crate) async fn parallel_calls_of_one_tool_keep_their_ids(ground: &Ground<'_>) {
     let provider = (ground.provider)();
     let call = r#"[[call read {"path":"same"}]]"#;

@@ -46,7 +46,7 @@ macro_rules! scenarios {
 pub(crate) fn all() -> Vec<Scenario> {
     scenarios! {
         answers: a_text_streams_and_ends, thinking_comes_before_its_answer_and_goes_back_unchanged,
-            a_call_is_whole_and_its_result_goes_on, parallel_calls_of_one_tool_keep_their_ids,
+            a_call_is_whole_and_its_result_goes_on, text_beside_results_goes_in_one_message, parallel_calls_of_one_tool_keep_their_ids,
             bug_119_a_call_without_arguments_is_an_empty_object, bug_068_a_tool_that_was_not_offered_is_rejected,
             input_that_does_not_parse_is_rejected_with_its_text, bug_071_any_name_of_a_tool_comes_back,
             bug_100_hidden_thinking_makes_no_card, every_setting_arrives, bug_054_each_session_has_its_own_model,

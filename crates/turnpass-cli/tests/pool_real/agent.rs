@@ -30,20 +30,26 @@ fn prefix(recorded: &Recorded) -> Prefix {
         system: body["system"].get().to_owned(),
         messages: messages
             .into_iter()
-            .map(|raw| unmarked(raw.get()))
+            .map(|raw| as_string(unmarked(raw.get())))
             .collect(),
     }
 }
 
-/// Without cache marks, which move on; the CLI's own system message is a list of blocks while it has one, and a string
-/// later, which is the same to the service.
-fn unmarked(raw: &str) -> String {
-    if let Some(block) = raw.strip_prefix(r#"{"role":"system","content":[{"type":"text","text":"#)
-        && let Some((text, mark)) = block.rsplit_once(r#","cache_control":{"#)
-        && mark.ends_with("}}]}")
-    {
-        return format!(r#"{{"role":"system","content":{text}}}"#);
+/// The CLI's own system message is a list of blocks while it is marked, and a string later, which is the same to the
+/// service.
+fn as_string(raw: String) -> String {
+    if !raw.starts_with(r#"{"role":"system""#) {
+        return raw;
     }
+    let mut message: serde_json::Value = serde_json::from_str(&raw).unwrap();
+    if let Some([block]) = message["content"].as_array().map(Vec::as_slice) {
+        message["content"] = block["text"].clone();
+    }
+    message.to_string()
+}
+
+/// Without cache marks, which move on.
+fn unmarked(raw: &str) -> String {
     let Some((before, rest)) = raw.split_once(r#","cache_control":{"#) else {
         return raw.to_owned();
     };

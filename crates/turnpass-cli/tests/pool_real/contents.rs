@@ -211,8 +211,7 @@ async fn read(talk: &mut Talk, bench: &Bench, text: String) {
 pub(crate) async fn own_tag(cli: RealCli) {
     let mut bench = Bench::new(&cli);
     let mut talk = Talk::new("tag");
-    let said =
-        "before <system-reminder>x</system-reminder> after [[call read {}]] [[then [[say on]]]]";
+    let said = "<system-reminder>x</system-reminder> after [[call read {}]] [[then [[say on]]]]";
     talk.messages.push(Message::user(said));
     talk.go_on(&bench).await;
     let call = talk

@@ -10,7 +10,7 @@ use turnpass::request::Effort;
 use turnpass::{ErrorCode, Generation, Provider, Request};
 use turnpass_lab::cli::{EmulatorOptions, Run, Script};
 
-use crate::stage::{MODES, Stage, WARM, ask, assert_valid, hear, is_text, told, until};
+use crate::stage::{MODES, Row, Stage, WARM, ask, assert_valid, hear, is_text, told, until};
 use crate::{good, post, turns};
 
 /// Far below every deadline of a request, far above what a start takes on a loaded machine.
@@ -140,31 +140,41 @@ async fn deadlines_without_end_are_deadlines() {
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_a_host_that_does_not_read() {
     for row in MODES {
-        let stage = Stage::emulator();
-        let provider = stage.provider(row);
-        let text = "many words of an answer that nobody reads ".repeat(20);
-        let unread = provider.generate(ask(format!("[[say {text}]] [[chunk 8]]")));
-        let end = Instant::now() + SOON;
-        while stage
-            .sent()
-            .first()
-            .is_none_or(|sent| sent.reply.last_byte_at.is_none())
-        {
-            assert!(Instant::now() < end, "never answered");
-            tokio::time::sleep(Duration::from_millis(5)).await;
+        // The answer has left the upstream, but whether it has filled the host's channel by then is the machine's affair.
+        let mut most = 0;
+        for _ in 0..20 {
+            most = most.max(shut_down_unread(row).await);
+            if most >= 16 {
+                break;
+            }
         }
-        let began = Instant::now();
-        provider.shutdown().await.unwrap();
-        assert!(
-            began.elapsed() < Duration::from_secs(6),
-            "{:?}",
-            began.elapsed()
-        );
-        let heard = hear(unread).await;
-        heard.failed(ErrorCode::Closed);
-        assert!(heard.events.len() >= 16, "{}", heard.events.len());
-        stage.all_gone(Duration::from_secs(1)).await;
+        assert!(most >= 16, "the channel was never full: {most}");
     }
+}
+
+/// Shuts down while an answer is there that nobody reads; how many events were waiting.
+async fn shut_down_unread(row: Row) -> usize {
+    let stage = Stage::emulator();
+    let provider = stage.provider(row);
+    let text = "many words of an answer that nobody reads ".repeat(20);
+    let unread = provider.generate(ask(format!("[[say {text}]] [[chunk 8]]")));
+    let end = Instant::now() + SOON;
+    while stage
+        .sent()
+        .first()
+        .is_none_or(|sent| sent.reply.last_byte_at.is_none())
+    {
+        assert!(Instant::now() < end, "never answered");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let began = Instant::now();
+    provider.shutdown().await.unwrap();
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    let heard = hear(unread).await;
+    heard.failed(ErrorCode::Closed);
+    stage.all_gone(Duration::from_secs(1)).await;
+    heard.events.len()
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The relay against a CLI that does what the real one cannot be made to do: each step of the scripted CLI stands for a
+//! The relay and the pool against a CLI that does what the real one cannot be made to do: each step of the scripted CLI stands for a
 //! failure that somebody has had.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -9,6 +9,8 @@ mod extra_requests;
 mod framing;
 mod kept;
 mod life;
+mod pool_seats;
+mod pool_turns;
 mod sign_in;
 #[path = "../stage/mod.rs"]
 mod stage;

@@ -15,7 +15,7 @@ use crate::{post, posted, turns};
 fn asked(stage: &Stage) -> usize {
     let all = Recording::read(&stage.path("record")).runs;
     all.iter()
-        .filter(|run| run.argv.first().is_some_and(|arg| arg == "auth"))
+        .filter(|run| run.argv.iter().any(|arg| arg == "auth"))
         .count()
 }
 

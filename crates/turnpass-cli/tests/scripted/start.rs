@@ -3,9 +3,10 @@
 use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::{Value, json};
-use turnpass::ErrorCode;
+use turnpass::limits::budget::{Allowance, Budgets};
 use turnpass::relay::{RelayOptions, RelayTransport};
-use turnpass::{Provider, Transport as _};
+use turnpass::request::Effort;
+use turnpass::{ErrorCode, Provider, Transport as _};
 use turnpass_lab::cli::{EmulatorOptions, Run, Script};
 
 use crate::stage::{
@@ -330,6 +331,68 @@ async fn a_warm_up_starts_and_primes_one_process_and_sends_nothing() {
     let heard = crate::stage::hear(relay.generate(request)).await;
     assert_eq!(heard.text(), "x");
     assert_eq!((stage.recording().runs.len(), stage.sent().len()), (1, 1));
+}
+
+#[tokio::test]
+async fn the_efforts_that_the_cli_told_decide_and_no_generation_asks_for_them() {
+    let stage = Stage::emulator();
+    let options = || RelayOptions {
+        state_dir: Some(stage.path("state")),
+        ..stage.options(WARM)
+    };
+    let with = |effort| {
+        let mut request = ask("[[say x]]");
+        request.effort = Some(effort);
+        request
+    };
+    let high = || with(Effort::High);
+    let relay = RelayTransport::new(options()).unwrap();
+    let found = relay.models().await;
+    assert!(found.fallback.is_none(), "{found:?}");
+    told(&Provider::new(relay), high()).await.done();
+    // As if this version had told less.
+    let file = stage.path("state/models.json");
+    let mut kept: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    for model in kept["models"].as_array_mut().unwrap() {
+        model["efforts"] = json!(["low"]);
+    }
+    std::fs::write(&file, kept.to_string()).unwrap();
+    let before = stage.recording().runs.len();
+    let provider = Provider::new(RelayTransport::new(options()).unwrap());
+    told(&provider, high())
+        .await
+        .failed(ErrorCode::EffortUnsupported);
+    assert_eq!(stage.recording().runs.len(), before, "nothing was started");
+    told(&provider, with(Effort::Low)).await.done();
+    // Another version has told nothing yet.
+    stage.change(Script::emulator("2.1.310"));
+    told(&provider, high()).await.done();
+}
+
+#[tokio::test]
+async fn a_request_that_never_left_has_not_counted() {
+    for row in MODES {
+        let out = json!({"json": {"loggedIn": false, "authMethod": "none"}});
+        let stage = Stage::json(json!({"auth": [out, out, {}]}));
+        let options = RelayOptions {
+            budgets: Budgets {
+                day: Allowance {
+                    requests: Some(1),
+                    tokens: None,
+                },
+                ..Budgets::default()
+            },
+            state_dir: Some(stage.path("state")),
+            ..stage.options(row)
+        };
+        let provider = Provider::new(RelayTransport::new(options).unwrap());
+        for _ in 0..2 {
+            told(&provider, ask("x")).await.failed(ErrorCode::Auth);
+        }
+        told(&provider, ask("[[say x]]")).await.done();
+        told(&provider, ask("x")).await.failed(ErrorCode::Budget);
+        assert_eq!(stage.sent().len(), 1);
+    }
 }
 
 /// A file named `claude` in a folder of this name.

@@ -101,6 +101,7 @@ fn traced(stage: &Stage, arguments: &[&str]) -> Vec<Touch> {
 /// of the one that made it until it executes another.
 fn touches(trace: &str) -> Vec<Touch> {
     let mut programs: BTreeMap<&str, String> = BTreeMap::new();
+    let mut makers: BTreeMap<&str, &str> = BTreeMap::new();
     let mut found = Vec::new();
     for line in trace.lines() {
         let Some((pid, call)) = line.split_once(' ') else {
@@ -130,15 +131,28 @@ fn touches(trace: &str) -> Vec<Touch> {
                 .next()
                 .map(|id| id.split_whitespace().next().unwrap_or_default())
         {
-            let program = programs.get(pid).cloned().unwrap_or_default();
-            programs.entry(child).or_insert(program);
+            match programs.get(pid).cloned() {
+                Some(program) => {
+                    programs.entry(child).or_insert(program);
+                }
+                // Its maker is as new as it is.
+                None => {
+                    makers.insert(child, pid);
+                }
+            }
         }
         if call.contains(CREDENTIALS) {
             found.push((pid, programs.get(pid).cloned(), call.to_owned()));
         }
     }
     // What a new process does can be told before its maker's call is told to have returned; by the end of the trace it has.
-    let known = |pid: &str| programs.get(pid).cloned().unwrap_or_default();
+    let known = |pid: &str| {
+        let mut pid = pid;
+        while let (None, Some(maker)) = (programs.get(pid), makers.get(pid)) {
+            pid = maker;
+        }
+        programs.get(pid).cloned().unwrap_or_default()
+    };
     found
         .into_iter()
         .map(|(pid, program, call)| Touch {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use turnpass::conversation::{Message, ToolCall, ToolResult};
 use turnpass::event::{Done, Event, Notice, StopReason};
-use turnpass::pool::{self, PoolOptions, PoolTransport};
+use turnpass::pool::{self, PoolOptions, PoolTransport, Reseed};
 use turnpass::relay::{LoopbackUrl, ProcessMode, RelayOptions, RelayTransport, ToolCarrier};
 use turnpass::request::{Limits, Tool};
 use turnpass::{Error, ErrorCode, Generation, Provider, Request};
@@ -72,13 +72,17 @@ impl Row {
 pub(crate) enum Way {
     Relay(Row),
     Pool(pool::ToolCarrier),
+    /// Tools in-band, and what a process does not have told as one message.
+    PoolTranscript,
 }
 
 impl Way {
     pub(crate) fn all() -> Vec<Self> {
         let relay = ROWS.into_iter().map(Self::Relay);
-        let pool = [pool::ToolCarrier::InBand].into_iter().map(Self::Pool);
-        relay.chain(pool).collect()
+        let pool = [pool::ToolCarrier::InBand, pool::ToolCarrier::Http]
+            .into_iter()
+            .map(Self::Pool);
+        relay.chain(pool).chain([Self::PoolTranscript]).collect()
     }
 
     pub(crate) fn name(self) -> String {
@@ -86,6 +90,7 @@ impl Way {
             Self::Relay(row) => row.name(),
             Self::Pool(pool::ToolCarrier::InBand) => "pool_in_band".to_owned(),
             Self::Pool(pool::ToolCarrier::Http) => "pool_http".to_owned(),
+            Self::PoolTranscript => "pool_transcript".to_owned(),
         }
     }
 
@@ -93,6 +98,7 @@ impl Way {
         match self {
             Self::Relay(row) => stage.provider(row),
             Self::Pool(tools) => stage.pool(|options| options.tools = tools),
+            Self::PoolTranscript => stage.pool(|options| options.reseed = Reseed::Transcript),
         }
     }
 }
@@ -101,7 +107,13 @@ impl Way {
     /// Whether the CLI itself sends the request: it adds what is its own, and asks again where the service refuses in
     /// certain ways.
     pub(crate) fn is_live(self) -> bool {
-        matches!(self, Self::Pool(_))
+        matches!(self, Self::Pool(_) | Self::PoolTranscript)
+    }
+
+    /// Whether what a process does not have is told as one message of the user: its calls and results as text, and no
+    /// thinking.
+    pub(crate) fn tells_as_one(self) -> bool {
+        self == Self::PoolTranscript
     }
 
     /// Requests that the CLI makes of one that the service refuses with this status, behind a base URL (2.1.332: without
@@ -248,7 +260,7 @@ impl Stage {
         let mut recording = Recording::read(&self.record());
         recording
             .runs
-            .retain(|run| run.argv.first().is_none_or(|arg| arg != "auth"));
+            .retain(|run| run.argv.iter().all(|arg| arg != "auth"));
         recording
     }
 

@@ -35,14 +35,17 @@ pub(crate) const STARTS_TASKS: &[&str] = &[
     // The shared sign-in check, which shutdown joins, and the sweep of what killed hosts left.
     "crates/turnpass/src/cli/auth.rs",
     "crates/turnpass/src/cli/installed.rs",
-    // A connection of a lane, the lines of a CLI, the generations and the spares of a relay.
-    "crates/turnpass/src/relay/lane.rs",
+    // A connection to a port of ours.
+    "crates/turnpass/src/loopback/mod.rs",
+    // The lines of a CLI, the generations and the spares of a relay.
     "crates/turnpass/src/relay/kept.rs",
     "crates/turnpass/src/relay/mod.rs",
     "crates/turnpass/src/relay/stable.rs",
     // Questions about use, and entries into the ledger, which shutdown joins; small files off the runtime's threads.
     "crates/turnpass/src/limits/guard.rs",
+    "crates/turnpass/src/limits/book.rs",
     "crates/turnpass/src/limits/latest.rs",
+    "crates/turnpass/src/models/known.rs",
     "crates/turnpass/src/limits/shared.rs",
     // The thread that writes records, so that no generation waits for a disk.
     "crates/turnpass/src/record/sink.rs",
@@ -74,8 +77,10 @@ pub(crate) const PURE: &[&str] = &[
     "crates/turnpass/src/tools/check.rs",
     "crates/turnpass/src/tools/in_band.rs",
     "crates/turnpass/src/tools/mcp.rs",
+    "crates/turnpass/src/tools/pairing/",
     "crates/turnpass/src/tools/result.rs",
     "crates/turnpass/src/tools/schema.rs",
+    "crates/turnpass/src/loopback/origin.rs",
     "crates/turnpass/src/relay/admission.rs",
     "crates/turnpass/src/relay/fit.rs",
     "crates/turnpass/src/relay/completion.rs",

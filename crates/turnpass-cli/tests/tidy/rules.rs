@@ -86,7 +86,7 @@ pub(crate) const RULES: &[Rule] = &[
             ),
         ],
         good: &[(
-            "crates/turnpass/src/relay/lane.rs",
+            "crates/turnpass/src/loopback/mod.rs",
             "tokio::spawn(accept());\n",
         )],
     },

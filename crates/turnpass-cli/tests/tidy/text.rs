@@ -89,7 +89,7 @@ fn is_test(path: &str) -> bool {
         || path.contains("/benches/")
         || path.contains("/examples/")
         || path.starts_with("fuzz/")
-        || path == "crates/turnpass/src/tools/contract.rs"
+        || path.starts_with("crates/turnpass/src/tools/contract/")
 }
 
 /// The number of lines before `#[cfg(test)] mod name {`.

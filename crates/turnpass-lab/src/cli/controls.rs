@@ -214,6 +214,9 @@ fn usage(state: &State) -> Value {
 }
 
 /// Removes a user message and everything after it.
+/// How the note begins that the CLI leaves where it was interrupted.
+pub(crate) const INTERRUPTED: &str = "[Request interrupted by user";
+
 fn rewind(state: &mut State, request: &Value) -> Answer {
     let Some(target) = request["target_message_uuid"].as_str() else {
         let text = "rewind_conversation: target_message_uuid must be a string";
@@ -226,7 +229,12 @@ fn rewind(state: &mut State, request: &Value) -> Answer {
         })))
     };
     let asked = |entry: &super::emulator::state::Entry| {
-        entry.message["role"] == "user" && entry.message.pointer("/content/0/tool_use_id").is_none()
+        let text = entry.message.pointer("/content/0/text");
+        let text = text.and_then(Value::as_str).unwrap_or_default();
+        entry.message["role"] == "user"
+            && entry.message.pointer("/content/0/tool_use_id").is_none()
+            // The CLI's own note does not count as one of the user's (2.1.294 to 2.1.332).
+            && !text.starts_with(INTERRUPTED)
     };
     let at = state
         .history

@@ -54,15 +54,21 @@ impl HostLink {
         }
     }
 
-    async fn message(&self, server: &str, message: Value) -> Result<Value, String> {
+    /// Sends a message whose answer nobody waits for.
+    fn tell(&self, server: &str, message: &Value) -> String {
         let id = uuid::Uuid::new_v4().to_string();
-        let (sender, receiver) = oneshot::channel();
-        self.waiting.borrow_mut().insert(id.clone(), sender);
         self.output.record(&json!({
             "type": "control_request",
             "request_id": id,
             "request": {"subtype": "mcp_message", "server_name": server, "message": message},
         }));
+        id
+    }
+
+    async fn message(&self, server: &str, message: Value) -> Result<Value, String> {
+        let (sender, receiver) = oneshot::channel();
+        let id = self.tell(server, &message);
+        self.waiting.borrow_mut().insert(id, sender);
         let response = receiver
             .await
             .map_err(|_| "the host went away".to_owned())?;
@@ -215,7 +221,11 @@ impl Server {
     pub(crate) async fn cancel_all(&self) {
         let reason = json!({"requestId": self.next_id.get().saturating_sub(1), "reason": "AbortError: remote-cancel"});
         let note = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": reason});
-        let _ = self.notify(note).await;
+        match &self.carrier {
+            // The CLI goes on whether it is answered or not (2.1.332); its loop takes the answer.
+            Carrier::InBand(link) => drop(link.tell(&self.name, &note)),
+            _ => drop(self.notify(note).await),
+        }
     }
 
     async fn request(&self, method: &str, params: Value) -> Result<Value, String> {

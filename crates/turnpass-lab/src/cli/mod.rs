@@ -147,7 +147,10 @@ fn start(path: &Path, argv: Vec<String>) -> Result<u8, ScriptError> {
         return Ok(0);
     }
     let counters = script::Counters::beside(path);
-    let kind = argv.iter().take(2).map(String::as_str).collect::<Vec<_>>();
+    // The real one takes its options before the command, too (2.1.294 to 2.1.332).
+    let words = argv.iter().map(String::as_str);
+    let command = words.skip_while(|word| word.starts_with("--setting-sources="));
+    let kind = command.take(2).collect::<Vec<_>>();
     let run = match kind.as_slice() {
         ["auth", "status"] => Run::AuthStatus(script.auth_for(counters.next("auth")?)),
         ["auth", "login"] => Run::Steps(script.login.clone()),

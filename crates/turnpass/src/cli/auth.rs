@@ -31,8 +31,10 @@ pub const AUTH_MAX_AGE: Duration = Duration::from_secs(10 * 60);
 /// Bytes of an unclear answer that are kept for diagnosis.
 pub const AUTH_TEXT_BYTES: usize = 512;
 
-/// The arguments of the question.
-pub const AUTH_STATUS: &[&str] = &["auth", "status"];
+/// The arguments of the question. No settings file is read for it, as none is for a generation: with an `apiKeyHelper` in a
+/// person's settings it would say `api_key_helper`, which is not how their generations sign in. The flag has to come first
+/// (2.1.294, 2.1.310 and 2.1.332).
+pub const AUTH_STATUS: &[&str] = &["--setting-sources=", "auth", "status"];
 
 /// What `claude auth status` says.
 #[derive(Clone, Debug, PartialEq, Eq)]

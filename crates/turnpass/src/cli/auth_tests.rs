@@ -519,7 +519,7 @@ async fn the_whole_way_with_a_program() {
     let dir = tempfile::tempdir().unwrap();
     for (body, wanted) in [
         (
-            r#"[ "$1 $2" = "auth status" ] && echo '{"loggedIn":true,"authMethod":"claude.ai","apiProvider":"firstParty"}'"#,
+            r#"[ "$*" = "--setting-sources= auth status" ] && echo '{"loggedIn":true,"authMethod":"claude.ai","apiProvider":"firstParty"}'"#,
             None,
         ),
         (

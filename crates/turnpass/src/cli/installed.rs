@@ -14,6 +14,7 @@ use super::locate::{Executable, locate_here};
 use super::private_dir::{PrivateDir, roots, sweep};
 use super::version::{Version, Versions};
 use crate::error::{Error, ErrorCode, Result};
+use crate::process::{ChildGroup, Spawn, StdinMode};
 
 /// Where the CLI is and what it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,6 +144,25 @@ impl Installed {
         Inquiry::start(launch::asked(&ground)?, dir)
     }
 
+    /// Starts a command of the CLI that a person takes part in, in a private directory of its own.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Installed::checked`], and what the start fails with.
+    pub(crate) async fn command(&self, argv: &[&str]) -> Result<(ChildGroup, PrivateDir)> {
+        let found = self.checked().await?;
+        let (dir, environment) = self.search.place(&found.executable.path)?;
+        let group = ChildGroup::spawn(&Spawn {
+            program: found.executable.path,
+            argv: argv.iter().map(Into::into).collect(),
+            env: environment.into_pairs(),
+            cwd: dir.work(),
+            stdin: StdinMode::QUEUE,
+            orphaned_dir: Some(dir.path().to_owned()),
+        })?;
+        Ok((group, dir))
+    }
+
     /// The latest result of the sign-in check, without asking, and whether a live request was refused since.
     pub fn last_sign_in(&self) -> Option<(AuthStatus, bool)> {
         self.sign_in.last()
@@ -234,7 +254,7 @@ mod tests {
     fn install(dir: &Path, version: &str) -> Installed {
         let program = dir.join("claude");
         let text = format!(
-            "#!/bin/sh\necho \"$*\" >> \"{0}/calls\"\ncase \"$1\" in\n--version) echo {version};;\nauth) . \"{0}/auth\";;\nesac\n",
+            "#!/bin/sh\necho \"$*\" >> \"{0}/calls\"\ncase \"$*\" in\n--version) echo {version};;\n*\" auth status\") . \"{0}/auth\";;\nesac\n",
             dir.display()
         );
         // By another process: see the tests of `auth`.
@@ -256,6 +276,7 @@ mod tests {
 
     const IN: &str =
         r#"echo '{"loggedIn":true,"authMethod":"claude.ai","apiProvider":"firstParty"}'"#;
+    const STATUS: &str = "--setting-sources= auth status";
     const OUT: &str = r#"echo '{"loggedIn":false,"authMethod":"none"}'; exit 1"#;
 
     fn say(dir: &Path, auth: &str) {
@@ -279,7 +300,7 @@ mod tests {
             assert_eq!(found.executable.path, dir.path().join("claude"));
             bounded(installed.signed_in()).await.unwrap();
         }
-        assert_eq!(calls(dir.path()), ["--version", "auth status"]);
+        assert_eq!(calls(dir.path()), [STATUS, "--version"]);
         installed.forget_sign_in();
         assert!(installed.last_sign_in().unwrap().1, "refused since");
         say(dir.path(), OUT);
@@ -287,7 +308,7 @@ mod tests {
         assert_eq!(error.code(), ErrorCode::Auth);
         say(dir.path(), IN);
         bounded(installed.signed_in()).await.unwrap();
-        let wanted = ["--version", "auth status", "auth status", "auth status"];
+        let wanted = [STATUS, STATUS, STATUS, "--version"];
         assert_eq!(calls(dir.path()), wanted);
     }
 

@@ -17,6 +17,10 @@ use crate::request::TransportSession;
 /// Sessions that the ledger keeps; beyond it the one that was used longest ago is forgotten, and would begin anew.
 pub const SESSIONS_LIMIT: usize = 256;
 
+/// Days that the ledger keeps beside the one that it counts on: programs in different time zones, and a clock that is set
+/// back, count on several days in turn.
+pub const DAYS_KEPT: usize = 4;
+
 /// What a person allows. `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Budgets {
@@ -112,6 +116,9 @@ impl Moment {
 pub struct Ledger {
     day: String,
     today: Spent,
+    /// Other days, which are gone on with when it is their turn again.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    others: BTreeMap<String, Spent>,
     sessions: BTreeMap<String, Session>,
 }
 
@@ -134,6 +141,13 @@ pub struct Session {
     pub last: i64,
 }
 
+impl Spent {
+    fn request(&mut self) {
+        // The file is a person's own and may hold any number.
+        self.requests = self.requests.saturating_add(1);
+    }
+}
+
 impl Ledger {
     /// Counts one request that is about to be sent, or refuses it.
     ///
@@ -145,9 +159,26 @@ impl Ledger {
         let session = self.sessions.get(&key.0).copied().unwrap_or_default();
         check(session.spent, budgets.session, "session", None)?;
         check(self.today, budgets.day, "day", now.day_ends)?;
-        self.today.requests += 1;
-        self.session(key, now).spent.requests += 1;
+        self.today.request();
+        self.session(key, now).spent.request();
         Ok(())
+    }
+
+    /// Takes a request out again that was counted on this day and then was not sent.
+    pub fn unsent(&mut self, key: &SessionKey, day: &str) {
+        let counted = match self.day == day {
+            true => Some(&mut self.today),
+            false => self.others.get_mut(day),
+        };
+        if let Some(spent) = counted {
+            spent.requests = spent.requests.saturating_sub(1);
+        }
+        if let Some(session) = self.sessions.get_mut(&key.0) {
+            session.spent.requests = session.spent.requests.saturating_sub(1);
+            if session.spent == Spent::default() {
+                self.sessions.remove(&key.0);
+            }
+        }
     }
 
     /// Counts tokens that a request took.
@@ -162,7 +193,7 @@ impl Ledger {
     pub fn today(&self, now: &Moment) -> Spent {
         match self.day == now.day {
             true => self.today,
-            false => Spent::default(),
+            false => self.others.get(&now.day).copied().unwrap_or_default(),
         }
     }
 
@@ -174,9 +205,18 @@ impl Ledger {
     }
 
     fn turn_page(&mut self, now: &Moment) {
-        if self.day != now.day {
-            self.day.clone_from(&now.day);
-            self.today = Spent::default();
+        if self.day == now.day {
+            return;
+        }
+        let (day, today) = (std::mem::take(&mut self.day), self.today);
+        if today != Spent::default() {
+            self.others.insert(day, today);
+        }
+        self.day.clone_from(&now.day);
+        self.today = self.others.remove(&now.day).unwrap_or_default();
+        while self.others.len() > DAYS_KEPT {
+            // Days are written so that the order of texts is that of time.
+            self.others.pop_first();
         }
     }
 
@@ -292,6 +332,66 @@ mod tests {
     }
 
     #[test]
+    fn days_that_take_turns_open_no_budget_twice() {
+        // Two programs in different time zones around midnight, or a clock that is set back.
+        let budgets = Budgets {
+            day: allow(2),
+            ..Budgets::default()
+        };
+        let (early, late) = (moment("2026-11-30"), moment("2026-12-01"));
+        let (mut ledger, mut passed) = (Ledger::default(), [0, 0]);
+        for _ in 0..5 {
+            for (count, now) in passed.iter_mut().zip([&early, &late]) {
+                *count += usize::from(ledger.request(&budgets, &key("s"), now).is_ok());
+                let stored = serde_json::to_string(&ledger).unwrap();
+                ledger = serde_json::from_str(&stored).unwrap();
+            }
+        }
+        assert_eq!(passed, [2, 2]);
+        let seen = [&early, &late].map(|now| ledger.today(now).requests);
+        assert_eq!(seen, [2, 2]);
+        for day in 1..30 {
+            ledger.tokens(&key("s"), 1, &moment(&format!("2027-01-{day:02}")));
+        }
+        assert_eq!(ledger.others.len(), DAYS_KEPT);
+    }
+
+    #[test]
+    fn a_request_that_was_not_sent_is_taken_out_of_its_own_day() {
+        let (early, late) = (moment("2026-11-30"), moment("2026-12-01"));
+        let mut ledger = Ledger::default();
+        let none = Budgets::default();
+        for now in [&early, &early, &late] {
+            ledger.request(&none, &key("s"), now).unwrap();
+        }
+        ledger.unsent(&key("s"), "2026-11-30");
+        let seen = [&early, &late].map(|now| ledger.today(now).requests);
+        assert_eq!((seen, ledger.sessions()[0].spent.requests), ([1, 1], 2));
+        for day in ["2026-11-30", "2026-12-01", "2026-12-01", "1999-01-01"] {
+            ledger.unsent(&key("s"), day);
+        }
+        assert_eq!(ledger.today(&late), Spent::default());
+        assert!(ledger.sessions().is_empty(), "nothing is left of it");
+    }
+
+    #[test]
+    fn any_number_in_the_file_counts_on() {
+        let most = u64::MAX;
+        let stored = format!(
+            r#"{{"day":"2026-11-30","today":{{"requests":{most},"tokens":{most}}},"sessions":{{"{}":{{"requests":{most},"tokens":{most},"last":{}}}}}}}"#,
+            key("s").0,
+            i64::MIN
+        );
+        let mut ledger: Ledger = serde_json::from_str(&stored).unwrap();
+        let now = moment("2026-11-30");
+        ledger
+            .request(&Budgets::default(), &key("s"), &now)
+            .unwrap();
+        ledger.tokens(&key("s"), 1, &now);
+        assert_eq!(ledger.today(&now).requests, most);
+    }
+
+    #[test]
     fn a_session_is_its_own_and_its_sub_agents_count_with_it() {
         let budgets = Budgets {
             session: Allowance {
@@ -327,7 +427,7 @@ mod tests {
             ..Budgets::default()
         };
         budgets(80).check_window(&board, NOW).unwrap();
-        board.reading(&Reading::read(&answer), NOW);
+        board.reading(&Reading::read(&answer), NOW, NOW);
         budgets(81).check_window(&board, NOW).unwrap();
         let error = budgets(80).check_window(&board, NOW).unwrap_err();
         assert!(

@@ -98,6 +98,23 @@ pub enum Finding {
     Closed,
 }
 
+/// What the processes say, before it matters whose call it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Heard {
+    finding: Finding,
+    /// Both say that they have no limits to show at all.
+    not_ready_twice: bool,
+}
+
+impl From<Finding> for Heard {
+    fn from(finding: Finding) -> Self {
+        Self {
+            finding,
+            not_ready_twice: false,
+        }
+    }
+}
+
 impl Gate {
     /// A gate whose second opinion comes from `fresh`, which starts a process, asks it and ends it, and whose fresh
     /// sign-in check is `sign_in` ([`AuthCheck::fresh`]).
@@ -114,11 +131,72 @@ impl Gate {
     ///
     /// Has to be called within a tokio runtime. Dropping the future leaves shared jobs as they are, within their limits.
     pub async fn ask(&self, question: Question<'_>) -> Finding {
+        let found = async {
+            let heard = self.hear(question.running).await;
+            self.advised(heard, question.call).await
+        };
+        self.unless_left(question.cancel, found).await
+    }
+
+    /// Steps 1 and 2, which are the same for every caller, so that several can share them.
+    pub(crate) async fn hear(&self, running: Option<&dyn UsageSource>) -> Heard {
+        let first = match running {
+            None => None,
+            Some(running) => match poll(running).await {
+                Ok(Verdict::Off) => return Finding::Off.into(),
+                Ok(Verdict::On) => return Finding::On.into(),
+                Ok(Verdict::Unconfirmed(doubt)) => Some(doubt),
+                Err(error) => return Finding::Gone(error).into(),
+            },
+        };
+        let fresh = match self.fresh.get().await {
+            Ok(Ok(text)) => Verdict::read(&text),
+            Ok(Err(_)) | Err(Unanswered::Late) => Verdict::Unconfirmed(Doubt::NoAnswer),
+            Err(Unanswered::Closed) => return Finding::Closed.into(),
+        };
+        match fresh {
+            Verdict::Off => Finding::Off.into(),
+            Verdict::On => Finding::On.into(),
+            Verdict::Unconfirmed(doubt) => Heard {
+                finding: Finding::Unconfirmed(doubt),
+                // "A second fresh definitive not-ready": the running process said it first, the fresh one says it again.
+                not_ready_twice: first.is_some_and(Doubt::is_not_ready) && doubt.is_not_ready(),
+            },
+        }
+    }
+
+    /// Step 3 for one of the callers that shared [`Gate::hear`].
+    pub(crate) async fn settle(
+        &self,
+        heard: Heard,
+        call: CallKind,
+        cancel: &CancellationToken,
+    ) -> Finding {
+        self.unless_left(cancel, self.advised(heard, call)).await
+    }
+
+    /// A shutdown and a cancel outrank what was found.
+    async fn unless_left(
+        &self,
+        cancel: &CancellationToken,
+        found: impl Future<Output = Finding>,
+    ) -> Finding {
         tokio::select! {
             biased;
             () = self.stop.cancelled() => Finding::Closed,
-            () = question.cancel.cancelled() => Finding::Cancelled,
-            found = self.find(question) => found,
+            () = cancel.cancelled() => Finding::Cancelled,
+            found = found => found,
+        }
+    }
+
+    async fn advised(&self, heard: Heard, call: CallKind) -> Finding {
+        if call != CallKind::Advisor || !heard.not_ready_twice {
+            return heard.finding;
+        }
+        match self.sign_in.acquire().await {
+            Err(error) if error.code() == ErrorCode::Auth => Finding::SignedOut,
+            Err(error) if error.code() == ErrorCode::Closed => Finding::Closed,
+            _ => heard.finding,
         }
     }
 
@@ -127,38 +205,6 @@ impl Gate {
         self.stop.cancel();
         self.fresh.shutdown().await;
         self.sign_in.shutdown().await;
-    }
-
-    async fn find(&self, question: Question<'_>) -> Finding {
-        let running = match question.running {
-            None => None,
-            Some(running) => match poll(running).await {
-                Ok(Verdict::Off) => return Finding::Off,
-                Ok(Verdict::On) => return Finding::On,
-                Ok(Verdict::Unconfirmed(doubt)) => Some(doubt),
-                Err(error) => return Finding::Gone(error),
-            },
-        };
-        let fresh = match self.fresh.get().await {
-            Ok(Ok(text)) => Verdict::read(&text),
-            Ok(Err(_)) | Err(Unanswered::Late) => Verdict::Unconfirmed(Doubt::NoAnswer),
-            Err(Unanswered::Closed) => return Finding::Closed,
-        };
-        let doubt = match fresh {
-            Verdict::Off => return Finding::Off,
-            Verdict::On => return Finding::On,
-            Verdict::Unconfirmed(doubt) => doubt,
-        };
-        // "A second fresh definitive not-ready": the running process said it first, the fresh one says it again.
-        let twice = running.is_some_and(Doubt::is_not_ready) && doubt.is_not_ready();
-        if question.call != CallKind::Advisor || !twice {
-            return Finding::Unconfirmed(doubt);
-        }
-        match self.sign_in.acquire().await {
-            Err(error) if error.code() == ErrorCode::Auth => Finding::SignedOut,
-            Err(error) if error.code() == ErrorCode::Closed => Finding::Closed,
-            _ => Finding::Unconfirmed(doubt),
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! A transport asks [`Guard::before`] for a [`Ticket`] before it sends anything, shows the ticket the head of the answer,
 //! and tells it the token counts at the end. With the policy off and no budget every one of these returns at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,15 +13,19 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use super::book::LEDGER_FILE;
+
 use super::Policy;
-use super::budget::{Budgets, Ledger, Moment, SessionKey, tokens_of};
-use super::gate::{CREDITS_ON, Gate, Question, UsageSource};
+use super::book::{Book, Counted};
+use super::budget::{Budgets, Moment, SessionKey, tokens_of};
+use super::gate::{CREDITS_ON, Finding, Gate, Heard, Question, UsageSource};
 use super::latest::Latest;
 use super::probe::Probe;
 use super::rate::{Near, Reaction, Signal};
-use super::state_file::StateFile;
+use super::shared::{Ask, Shared, Unanswered};
+use super::verdict::Doubt;
 use super::windows::{Board, Credits};
-use crate::conversation::{Block, Message};
+use crate::conversation::{Block, Message, Role};
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Notice, Usage};
 use crate::provider::Notifier;
@@ -31,11 +35,17 @@ use crate::wire::rate_limit::UnifiedHeaders;
 /// Between two notices about credits. A person who has read one knows it for a while.
 pub const NOTICE_INTERVAL: Duration = Duration::from_secs(15 * 60);
 
-/// How old the newest word about a window may be before a person's limit on windows asks anew.
+/// How old the last reading of all windows may be before a person's limit on windows asks anew. Answers tell of some
+/// windows only: those of a single model stand in a reading alone.
 pub const WINDOW_MAX_AGE: Duration = Duration::from_secs(5 * 60);
 
-/// The ledger in the state directory.
-pub const LEDGER_FILE: &str = "ledger.json";
+/// How long a message that has passed under `require_off` may take to be on its way. A start takes half a second; the
+/// answer itself may be as old again, since the CLI shares it for a minute (2.1.332).
+pub const PASSAGE_MAX_AGE: Duration = Duration::from_secs(60);
+
+/// Longest life of the process that is asked before a message: its start, the retries of 15 s, one last answer of 30 s,
+/// and the fresh process of 8 s.
+pub const REQUIRE_LIMIT: Duration = Duration::from_secs(70);
 
 /// How a guard is set up.
 #[derive(Clone, Debug)]
@@ -53,20 +63,13 @@ pub struct GuardOptions {
 pub struct Guard {
     policy: Policy,
     budgets: Budgets,
-    book: Option<Book>,
-    probe: Probe,
-    gate: Gate,
+    book: Arc<Book>,
+    gate: Arc<Gate>,
+    asking: Shared<Result<Heard>>,
     latest: Latest,
     told: Mutex<Told>,
     tasks: TaskTracker,
     stop: CancellationToken,
-}
-
-/// Where requests and tokens are counted.
-#[derive(Debug)]
-enum Book {
-    Memory(Mutex<Ledger>),
-    File(StateFile),
 }
 
 /// What is known of windows, and what the host has heard.
@@ -78,12 +81,14 @@ struct Told {
     near: BTreeMap<String, (u64, Option<u64>)>,
 }
 
-/// One request that may be sent.
+/// One request that may be sent. It counts from now on; dropped before it was [`Ticket::sending`], it has not counted.
 #[derive(Debug)]
 pub struct Ticket {
     guard: Arc<Guard>,
-    key: SessionKey,
+    counted: Counted,
     is_new_message: bool,
+    /// When the gate let it pass; `None` where it was not asked.
+    passed: Option<Instant>,
     notifier: Option<Notifier>,
 }
 
@@ -106,31 +111,54 @@ impl Asked {
     }
 }
 
-/// Whether the conversation ends with something that a person said, and not with the results of tools alone.
+/// Whether a conversation brings something that the model has not been told: everything but the results of the calls that
+/// the model has just made, and nothing beside them.
+///
+/// In doubt it does. A history is put in order on its way out (`normalise`), and what stands last in the host's copy need
+/// not stand last there: an empty message is dropped, messages of one side become one, and results that nobody asked for
+/// become something that a person says.
 pub fn is_new_message(messages: &[Message]) -> bool {
-    messages.last().is_some_and(|message| {
-        let is_result = |block: &Block| matches!(block, Block::ToolResult(_));
-        !message.content.iter().all(is_result)
-    })
+    let said = |role: Role| move |message: &&Message| message.role == role;
+    let mut backwards = messages.iter().rev().peekable();
+    let mut answered = HashSet::new();
+    while let Some(message) = backwards.next_if(said(Role::User)) {
+        if message.content.is_empty() {
+            return true;
+        }
+        for block in &message.content {
+            match block {
+                Block::ToolResult(result) => answered.insert(&result.id),
+                _ => return true,
+            };
+        }
+    }
+    let has_results = !answered.is_empty();
+    while let Some(message) = backwards.next_if(said(Role::Assistant)) {
+        for call in message.tool_calls() {
+            answered.remove(&call.id);
+        }
+    }
+    !has_results || !answered.is_empty()
 }
 
 impl Guard {
     /// A guard whose questions go to this probe. Starts nothing.
     pub fn new(probe: Probe, options: GuardOptions) -> Arc<Self> {
-        let book = match (&options.state_dir, options.budgets.counts()) {
-            (Some(dir), _) => Some(Book::File(StateFile::new(dir, LEDGER_FILE))),
-            (None, true) => Some(Book::Memory(Mutex::default())),
-            (None, false) => None,
-        };
+        let (gate, tasks) = (Arc::new(probe.gate()), TaskTracker::new());
+        let state_dir = options.state_dir.as_deref();
+        let latest = Latest::new(&probe, state_dir);
+        let book = Book::open(state_dir, options.budgets, tasks.clone());
+        let ask = ask_once(probe, Arc::clone(&gate), tasks.clone());
         Arc::new(Self {
             policy: options.policy,
             budgets: options.budgets,
             book,
-            gate: probe.gate(),
-            latest: Latest::new(&probe, options.state_dir.as_deref()),
-            probe,
+            gate,
+            // Nothing is kept: a message needs an answer that was asked for while it waited.
+            asking: Shared::new(ask, REQUIRE_LIMIT, Duration::ZERO).while_wanted(),
+            latest,
             told: Mutex::default(),
-            tasks: TaskTracker::new(),
+            tasks,
             stop: CancellationToken::new(),
         })
     }
@@ -152,7 +180,8 @@ impl Guard {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends a process of its own at once; nothing is counted unless it had come to its end.
+    /// Dropping the future ends the process that is asked unless another message waits for it too; nothing is counted
+    /// unless it had come to its end.
     pub async fn before(
         self: &Arc<Self>,
         asked: Asked,
@@ -179,23 +208,32 @@ impl Guard {
         running: Option<&dyn UsageSource>,
     ) -> Result<Ticket> {
         self.check_window().await?;
+        let mut passed = None;
         if self.policy == Policy::RequireOff && asked.is_new_message {
             self.require_off(asked.call, cancel, running).await?;
+            passed = Some(Instant::now());
         }
-        self.count_request(asked.key.clone()).await?;
         Ok(Ticket {
             guard: Arc::clone(self),
-            key: asked.key,
+            counted: self.book.count(asked.key).await?,
             is_new_message: asked.is_new_message,
+            passed,
             notifier,
         })
     }
 
-    /// Cancels what runs and waits for it: questions, sign-in checks, entries into the ledger.
+    /// Cancels what runs and waits for it: questions, sign-in checks, entries into the ledger. What generations that still
+    /// run enter afterwards is waited for by [`Guard::entered`].
     pub async fn shutdown(&self) {
         self.close();
+        self.asking.shutdown().await;
         self.gate.shutdown().await;
         self.latest.shutdown().await;
+        self.entered().await;
+    }
+
+    /// Waits for the entries into the ledger that are under way, once the guard is shut down.
+    pub async fn entered(&self) {
         self.tasks.close();
         self.tasks.wait().await;
     }
@@ -210,97 +248,69 @@ impl Guard {
             return Ok(());
         }
         let now = Moment::now().unix_s;
-        let known = self.told().board.told_at();
-        let age = known.and_then(|at| u64::try_from(now - at).ok());
-        if age.is_none_or(|age| age >= WINDOW_MAX_AGE.as_secs()) {
-            let latest = self.latest.get().await?;
-            if latest.reading.windows.is_empty() {
+        let is_young = |at: Option<i64>| {
+            let age = at.and_then(|at| u64::try_from(now.saturating_sub(at)).ok());
+            age.is_some_and(|age| age < WINDOW_MAX_AGE.as_secs())
+        };
+        let (read_at, told_at) = {
+            let told = self.told();
+            (told.board.read_at(), told.board.told_at())
+        };
+        if !is_young(read_at) {
+            let nothing = || {
                 let what = "nothing was sent: the CLI shows no usage window, so max_window_percent cannot be kept";
-                return Err(Error::new(ErrorCode::UsageUnconfirmed, what)
-                    .with_remedy("Try again in a minute, or unset max_window_percent."));
+                Error::new(ErrorCode::UsageUnconfirmed, what)
+                    .with_remedy("Try again in a minute, or unset max_window_percent.")
+            };
+            match self.latest.get().await {
+                Ok(latest) if !latest.reading.windows.is_empty() => {
+                    let mut told = self.told();
+                    told.board.reading(&latest.reading, latest.at, now);
+                }
+                Err(error) if error.code() == ErrorCode::Closed => return Err(error),
+                // A reading that fails is bridged by what answers have told since.
+                _ if is_young(told_at) => {}
+                Ok(_) => return Err(nothing()),
+                Err(error) => return Err(error),
             }
-            self.told().board.reading(&latest.reading, latest.at);
         }
         self.budgets.check_window(&self.told().board, now)
     }
 
+    /// The process that will take the message is asked, if it can be. A relay's cannot: it reaches its account through the
+    /// relay. Then one beside it is asked, which messages that wait at the same time share, so there is one at a time
+    /// (bug 128).
     async fn require_off(
         &self,
         call: CallKind,
         cancel: &CancellationToken,
         running: Option<&dyn UsageSource>,
     ) -> Result<()> {
-        if let Some(running) = running {
-            let question = Question {
-                running: Some(running),
-                call,
-                cancel,
-            };
-            return self
-                .gate
-                .ask(question)
-                .await
-                .passage(self.policy)
-                .into_result();
-        }
-        // A relay's processes cannot be asked, so the message gets a process of its own for that. Until the process's end is a task of its own, a shutdown waits for this.
-        let _held = self.tasks.token();
-        let started = self.stop.run_until_cancelled(self.probe.start()).await;
-        let closed = || Error::new(ErrorCode::Closed, "the provider was shut down");
-        let process = started.ok_or_else(closed)??;
-        let question = Question {
-            running: Some(&process),
-            call,
-            cancel,
+        let found = match running {
+            Some(_) => {
+                let question = Question {
+                    running,
+                    call,
+                    cancel,
+                };
+                self.gate.ask(question).await
+            }
+            None => {
+                let heard = tokio::select! {
+                    biased;
+                    () = self.stop.cancelled() => Err(Unanswered::Closed),
+                    () = cancel.cancelled() => return Finding::Cancelled.passage(self.policy).into_result(),
+                    heard = self.asking.get() => heard,
+                };
+                let heard = match heard {
+                    Ok(heard) => heard?,
+                    Err(Unanswered::Late) => Finding::Unconfirmed(Doubt::NoAnswer).into(),
+                    Err(Unanswered::Closed) => Finding::Closed.into(),
+                };
+                self.gate.settle(heard, call, cancel).await
+            }
         };
-        let found = self.gate.ask(question).await;
-        // Its end takes a moment that the message need not wait for.
-        self.tasks.spawn(process.end());
         found.passage(self.policy).into_result()
-    }
-
-    async fn count_request(self: &Arc<Self>, key: SessionKey) -> Result<()> {
-        let (guard, budgets) = (Arc::clone(self), self.budgets);
-        self.enter(move || {
-            let now = Moment::now();
-            guard.book_change(|ledger| ledger.request(&budgets, &key, &now))
-        })
-        .await
-    }
-
-    /// Runs a change of the ledger where it may block; at once when the ledger is in memory or there is none.
-    async fn enter(&self, change: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
-        match self.book {
-            Some(Book::File(_)) => match tokio::task::spawn_blocking(change).await {
-                Ok(done) => self.unless_uncounted(done),
-                Err(_) => Err(Error::new(
-                    ErrorCode::Internal,
-                    "the ledger's task broke off",
-                )),
-            },
-            _ => change(),
-        }
-    }
-
-    /// A ledger that cannot be written refuses only where a budget depends on it.
-    fn unless_uncounted(&self, done: Result<()>) -> Result<()> {
-        match done {
-            Err(error) if error.code() != ErrorCode::Budget && !self.budgets.counts() => {
-                tracing::warn!(%error, "the ledger was not written");
-                Ok(())
-            }
-            done => done,
-        }
-    }
-
-    fn book_change(&self, change: impl FnOnce(&mut Ledger) -> Result<()>) -> Result<()> {
-        match &self.book {
-            None => Ok(()),
-            Some(Book::File(file)) => file.change(change),
-            Some(Book::Memory(ledger)) => {
-                change(&mut ledger.lock().unwrap_or_else(PoisonError::into_inner))
-            }
-        }
     }
 
     /// Asks beside the generation whether credits are on, unless that was done lately.
@@ -322,7 +332,8 @@ impl Guard {
             };
             let text = match latest {
                 Ok(latest) => {
-                    guard.told().board.reading(&latest.reading, latest.at);
+                    let now = Moment::now().unix_s;
+                    guard.told().board.reading(&latest.reading, latest.at, now);
                     match (latest.reading.credits, latest.reading.doubt) {
                         (Credits::Off, _) => return,
                         (Credits::On, _) => format!("{CREDITS_ON}."),
@@ -406,24 +417,46 @@ impl Ticket {
         }
     }
 
+    /// To be called at the last moment before the request goes to the service. From here on it has counted, whatever comes
+    /// of it.
+    ///
+    /// # Errors
+    ///
+    /// `usage_unconfirmed` when the gate let it pass so long ago ([`PASSAGE_MAX_AGE`]) that its word is none any more;
+    /// nothing may be sent then.
+    pub fn sending(&self) -> Result<()> {
+        let age = self.passed.map(|passed| passed.elapsed());
+        if let Some(age) = age.filter(|age| *age > PASSAGE_MAX_AGE) {
+            let what = format!(
+                "nothing was sent: credits were off {} s ago, and the CLI took as long to get ready",
+                age.as_secs()
+            );
+            return Err(Error::new(ErrorCode::UsageUnconfirmed, what));
+        }
+        self.counted.sent();
+        Ok(())
+    }
+
     /// Counts the tokens of a generation that has ended, well or not. Nobody waits for it.
     pub fn spent(&self, usage: &Usage) {
         let tokens = tokens_of(usage);
-        if self.guard.book.is_none() || tokens == 0 {
-            return;
+        if tokens > 0 {
+            self.counted.spent(tokens);
         }
-        let (guard, key) = (Arc::clone(&self.guard), self.key.clone());
-        self.guard.tasks.spawn_blocking(move || {
-            let now = Moment::now();
-            let entered = guard.book_change(|ledger| {
-                ledger.tokens(&key, tokens, &now);
-                Ok(())
-            });
-            if let Err(error) = entered {
-                tracing::warn!(%error, "tokens were not entered into the ledger");
-            }
-        });
     }
+}
+
+/// Starts a process, asks it as the gate does and ends it; its end takes a moment that no message waits for.
+fn ask_once(probe: Probe, gate: Arc<Gate>, tasks: TaskTracker) -> Ask<Result<Heard>> {
+    Box::new(move || {
+        let (probe, gate, tasks) = (probe.clone(), Arc::clone(&gate), tasks.clone());
+        Box::pin(async move {
+            let process = probe.start().await?;
+            let heard = gate.hear(Some(&process)).await;
+            tasks.spawn(process.end());
+            Ok(heard)
+        })
+    })
 }
 
 #[cfg(test)]

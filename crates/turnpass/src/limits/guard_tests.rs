@@ -9,8 +9,10 @@ use http::HeaderValue;
 use super::*;
 use crate::cli::environment::InheritedCredentials;
 use crate::cli::installed::Installed;
-use crate::conversation::{Role, ToolResult, ToolUseId};
+use crate::conversation::{Role, ToolCall, ToolInput, ToolResult, ToolUseId};
 use crate::event::Event;
+use crate::limits::budget::Ledger;
+use crate::limits::state_file::StateFile;
 use crate::provider::Generation;
 
 const BOUND: Duration = Duration::from_secs(30);
@@ -37,6 +39,7 @@ case "$1" in
 esac
 echo start >> "{at}/starts"
 while read -r line; do
+  printf '%s\n' "$line" >> "{at}/asked"
   id=$(printf %s "$line" | sed 's/.*"request_id":"\([^"]*\)".*/\1/')
   [ -e "{at}/hang" ] && continue
   printf '{{"type":"control_response","response":{{"subtype":"success","request_id":"%s","response":%s}}}}\n' "$id" "$(cat "{at}/answer")"
@@ -60,6 +63,15 @@ done
 
     fn say(&self, answer: &str) {
         fs::write(self.path("answer"), answer).unwrap();
+    }
+
+    /// What was written to it.
+    fn asked(&self) -> Vec<serde_json::Value> {
+        let asked = fs::read_to_string(self.path("asked")).unwrap_or_default();
+        let lines = asked.lines();
+        lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
     }
 
     fn starts(&self) -> usize {
@@ -89,7 +101,18 @@ fn said() -> Asked {
 }
 
 fn results() -> Asked {
-    Asked::of(&Request::new("sonnet", vec![answer_of_tools()]))
+    Asked::of(&Request::new("sonnet", vec![call(), answer_of_tools()]))
+}
+
+fn call() -> Message {
+    Message {
+        role: Role::Assistant,
+        content: vec![Block::ToolUse(ToolCall {
+            id: ToolUseId("toolu_1".to_owned()),
+            name: "ask".to_owned(),
+            input: ToolInput::from(serde_json::Map::new()),
+        })],
+    }
 }
 
 fn answer_of_tools() -> Message {
@@ -122,13 +145,66 @@ fn rule_1_what_a_person_says_is_a_new_message_and_results_of_tools_are_none() {
     });
     for (messages, wanted) in [
         (vec![Message::user("hello")], true),
-        (vec![Message::user("hello"), answer_of_tools()], false),
-        (vec![answer_of_tools(), Message::user("and now?")], true),
-        (vec![both], true),
-        (vec![], false),
+        (
+            vec![Message::user("hello"), call(), answer_of_tools()],
+            false,
+        ),
+        (vec![call(), both], true),
     ] {
         assert_eq!(is_new_message(&messages), wanted, "{messages:?}");
     }
+}
+
+#[test]
+fn rule_1_no_shape_of_a_history_passes_a_new_message_off_as_results() {
+    let empty = |role| Message {
+        role,
+        content: Vec::new(),
+    };
+    let said = || Message::user("and now?");
+    let assistant = |text: &str| Message {
+        role: Role::Assistant,
+        content: vec![Block::Text {
+            text: text.to_owned(),
+        }],
+    };
+    for (name, messages) in [
+        ("nothing", vec![]),
+        (
+            "an empty message behind it",
+            vec![said(), empty(Role::User)],
+        ),
+        (
+            "before the results",
+            vec![call(), said(), answer_of_tools()],
+        ),
+        (
+            "behind the results",
+            vec![call(), answer_of_tools(), said()],
+        ),
+        ("results that nobody asked for", vec![answer_of_tools()]),
+        ("results of no call", vec![said(), answer_of_tools()]),
+        (
+            "results that were given before",
+            vec![
+                call(),
+                answer_of_tools(),
+                assistant("done"),
+                answer_of_tools(),
+            ],
+        ),
+        (
+            "an empty answer in between",
+            vec![said(), empty(Role::Assistant), answer_of_tools()],
+        ),
+        ("a prefilled answer", vec![said(), assistant("Sure")]),
+        ("a call without its result", vec![said(), call()]),
+    ] {
+        assert!(is_new_message(&messages), "{name}");
+    }
+    // An answer in two messages is one turn of the model.
+    let parts = vec![said(), call(), assistant("I ask."), answer_of_tools()];
+    assert!(!is_new_message(&parts));
 }
 
 #[tokio::test]
@@ -152,6 +228,62 @@ fn private_dirs(fake: &Fake) -> usize {
     let entries = fs::read_dir(fake.dir.path()).unwrap().flatten();
     let ours = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("turnpass-");
     entries.filter(ours).count()
+}
+
+#[tokio::test]
+async fn rule_2_one_control_request_that_leaves_the_transcripts_alone_is_all_that_is_asked() {
+    let fake = Fake::new(OFF);
+    let guard = fake.guard(Policy::RequireOff, Budgets::default(), None);
+    before(&guard, said()).await.unwrap();
+    let asked = fake.asked();
+    assert_eq!(asked.len(), 1, "{asked:?}");
+    assert_eq!(asked[0]["type"], "control_request");
+    let wanted = serde_json::json!({"subtype": "get_usage", "skip_behaviors": true});
+    assert_eq!(asked[0]["request"], wanted);
+}
+
+#[tokio::test]
+async fn rule_8_the_flag_can_flip_at_any_time_so_each_message_asks_anew() {
+    let fake = Fake::new(OFF);
+    let guard = fake.guard(Policy::RequireOff, Budgets::default(), None);
+    for (answer, code) in [
+        (OFF, None),
+        (ON, Some(ErrorCode::Billing)),
+        (OFF, None),
+        (OFF, None),
+        (ON, Some(ErrorCode::Billing)),
+    ] {
+        fake.say(answer);
+        let error = before(&guard, said()).await.err().map(|error| error.code());
+        assert_eq!(error, code);
+    }
+    assert_eq!(fake.starts(), 5);
+}
+
+#[tokio::test]
+async fn a_passage_that_is_a_minute_old_is_none() {
+    let fake = Fake::new(OFF);
+    let guard = fake.guard(Policy::RequireOff, day(Some(9), None), None);
+    let aged = |mut ticket: Ticket, seconds| {
+        ticket.passed = ticket
+            .passed
+            .and_then(|passed| passed.checked_sub(Duration::from_secs(seconds)));
+        ticket
+    };
+    let message = || async { before(&guard, said()).await.unwrap() };
+    aged(message().await, 50).sending().unwrap();
+    let late = aged(message().await, 61);
+    let error = late.sending().unwrap_err();
+    assert_eq!(error.code(), ErrorCode::UsageUnconfirmed);
+    assert!(error.is_retryable(), "the next one asks anew");
+    drop(late);
+    // Only what had to pass can be late.
+    aged(before(&guard, results()).await.unwrap(), 61)
+        .sending()
+        .unwrap();
+    let Ok(()) = guard.book.count(said().key).await.map(drop) else {
+        panic!("the late one has not counted")
+    };
 }
 
 #[tokio::test]
@@ -355,7 +487,8 @@ async fn budgets_hold_in_memory_and_over_processes() {
     for state in [None, Some(state.as_path())] {
         let guard = fake.guard(Policy::Off, day(Some(2), None), state);
         for _ in 0..2 {
-            before(&guard, said()).await.unwrap();
+            let ticket = before(&guard, said()).await.unwrap();
+            ticket.sending().unwrap();
         }
         let error = before(&guard, results()).await.unwrap_err();
         assert_eq!(error.code(), ErrorCode::Budget);
@@ -363,6 +496,126 @@ async fn budgets_hold_in_memory_and_over_processes() {
     let another = fake.guard(Policy::Off, day(Some(2), None), Some(&state));
     assert!(before(&another, said()).await.is_err());
     assert_eq!(fake.starts(), 0);
+}
+
+/// Requests in the file, once everything is entered.
+async fn counted(guard: &Arc<Guard>, state: &Path) -> u64 {
+    bounded(guard.entered()).await;
+    let file = StateFile::new(state, LEDGER_FILE);
+    let ledger: Ledger = file.read().unwrap().unwrap_or_default();
+    ledger.today(&Moment::now()).requests
+}
+
+#[tokio::test]
+async fn a_request_that_was_not_sent_has_not_counted() {
+    let fake = Fake::new(OFF);
+    let state = fake.path("state");
+    for state in [Some(state.as_path()), None] {
+        let guard = fake.guard(Policy::Off, day(Some(1), None), state);
+        for _ in 0..3 {
+            drop(before(&guard, said()).await.unwrap());
+            bounded(guard.entered()).await;
+        }
+        let ticket = before(&guard, said()).await.unwrap();
+        ticket.sending().unwrap();
+        drop(ticket);
+        bounded(guard.entered()).await;
+        let error = before(&guard, said()).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Budget);
+    }
+    let guard = fake.guard(Policy::Off, Budgets::default(), Some(&state));
+    assert_eq!(counted(&guard, &state).await, 1);
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_while_it_is_counted_has_not_counted() {
+    let fake = Fake::new(OFF);
+    let state = fake.path("state");
+    fs::create_dir(&state).unwrap();
+    let guard = fake.guard(Policy::Off, day(Some(9), None), Some(&state));
+    let lock = fs::File::create(state.join("ledger.json.lock")).unwrap();
+    lock.lock().unwrap();
+    let cancel = CancellationToken::new();
+    let mut waits = Box::pin(guard.before(said(), None, &cancel));
+    assert!(futures_util::poll!(&mut waits).is_pending());
+    drop(waits);
+    drop(lock);
+    assert_eq!(counted(&guard, &state).await, 0);
+}
+
+#[tokio::test]
+async fn bug_128_messages_that_wait_at_the_same_time_share_one_process() {
+    let fake = Fake::new(OFF);
+    fs::write(fake.path("hang"), "").unwrap();
+    let guard = fake.guard(Policy::RequireOff, Budgets::default(), None);
+    let cancel = CancellationToken::new();
+    let begin = |cancel: &CancellationToken| {
+        let (guard, cancel) = (Arc::clone(&guard), cancel.clone());
+        tokio::spawn(async move { guard.before(said(), None, &cancel).await })
+    };
+    let callers: Vec<_> = (0..20).map(|_| begin(&cancel)).collect();
+    let started = |count| {
+        let fake = &fake;
+        bounded(async move {
+            while fake.starts() < count {
+                tokio::task::yield_now().await;
+            }
+        })
+    };
+    started(1).await;
+    cancel.cancel();
+    for caller in callers {
+        let error = bounded(caller).await.unwrap().unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Closed);
+    }
+    // The last one that left took the process with it; the next one has its own.
+    fs::remove_file(fake.path("hang")).unwrap();
+    let next = begin(&CancellationToken::new());
+    bounded(next).await.unwrap().unwrap();
+    assert_eq!(fake.starts(), 2);
+    bounded(guard.shutdown()).await;
+    assert_eq!(private_dirs(&fake), 0);
+}
+
+#[tokio::test]
+async fn a_window_that_no_answer_tells_of_is_read_anew() {
+    let window = |used| {
+        format!(
+            r#"{{"rate_limits_available":true,"rate_limits":{{"model_scoped":[{{"display_name":"Opus","utilization":{used}}}]}}}}"#
+        )
+    };
+    let fake = Fake::new(&window(90));
+    let budgets = Budgets {
+        max_window_percent: Some(80),
+        ..Budgets::default()
+    };
+    let guard = fake.guard(Policy::Off, budgets, None);
+    let now = Moment::now().unix_s;
+    let old = crate::limits::windows::Reading::read(&window(10));
+    guard.told().board.reading(&old, now - 301, now);
+    let read = UnifiedHeaders::read([("anthropic-ratelimit-unified-5h-utilization", "0.1")]);
+    guard.told().board.headers(&read.unwrap(), now);
+    let error = before(&guard, said()).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Budget);
+    assert!(error.detail().contains("Opus"), "{error}");
+}
+
+#[tokio::test]
+async fn a_reading_that_fails_is_bridged_by_what_answers_told() {
+    let fake = Fake::new(r#"{"rate_limits_available":true,"rate_limits":null}"#);
+    let budgets = Budgets {
+        max_window_percent: Some(80),
+        ..Budgets::default()
+    };
+    let guard = fake.guard(Policy::Off, budgets, None);
+    let names = ["anthropic-ratelimit-unified-5h-utilization"];
+    let read = |part| UnifiedHeaders::read([(names[0], part)]).unwrap();
+    let now = Moment::now().unix_s;
+    guard.told().board.headers(&read("0.5"), now);
+    before(&guard, said()).await.unwrap();
+    guard.told().board.headers(&read("0.8"), now);
+    let error = before(&guard, said()).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Budget);
 }
 
 #[tokio::test]

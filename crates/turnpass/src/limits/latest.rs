@@ -33,8 +33,11 @@ pub struct Dated {
 #[derive(Debug)]
 pub struct Latest {
     file: Option<StateFile>,
-    question: Shared<Result<String, SourceFault>>,
+    question: Shared<Told>,
 }
+
+/// An answer, and when it came in seconds since the epoch.
+type Told = (i64, Result<String, SourceFault>);
 
 impl Latest {
     /// Readings of this probe, kept in `state_dir` if there is one.
@@ -43,6 +46,13 @@ impl Latest {
     }
 
     fn with(ask: Ask<Result<String, SourceFault>>, state_dir: Option<&Path>) -> Self {
+        let ask: Ask<Told> = Box::new(move || {
+            let asked = ask();
+            Box::pin(async move {
+                let answer = asked.await;
+                (Moment::now().unix_s, answer)
+            })
+        });
         Self {
             file: state_dir.map(|dir| StateFile::new(dir, USAGE_FILE)),
             question: Shared::new(ask, FRESH_LIMIT, MAX_AGE),
@@ -62,10 +72,10 @@ impl Latest {
             return Ok(kept);
         }
         let no_answer = |what: &str| Error::new(ErrorCode::UsageUnconfirmed, what);
-        let text = match self.question.get().await {
-            Ok(Ok(text)) => text,
-            Ok(Err(SourceFault::Gone(error))) => return Err(error),
-            Ok(Err(SourceFault::Refused)) => {
+        let (at, text) = match self.question.get().await {
+            Ok((at, Ok(text))) => (at, text),
+            Ok((_, Err(SourceFault::Gone(error)))) => return Err(error),
+            Ok((_, Err(SourceFault::Refused))) => {
                 return Err(no_answer("the CLI refused the question about usage"));
             }
             Err(Unanswered::Late) => {
@@ -76,7 +86,7 @@ impl Latest {
             }
         };
         let dated = Dated {
-            at: Moment::now().unix_s,
+            at,
             reading: Reading::read(&text),
         };
         self.keep(dated.clone()).await;
@@ -152,8 +162,15 @@ mod tests {
     #[tokio::test]
     async fn without_a_file_or_with_a_broken_one_each_process_asks_for_itself() {
         let (alone, asked) = latest(None);
+        let first = alone.get().await.unwrap();
+        // A reading that is shown again is as old as it is.
+        let second = || Moment::now().unix_s > first.at;
+        let begin = std::time::Instant::now();
+        while !second() && begin.elapsed() < Duration::from_secs(5) {
+            tokio::task::yield_now().await;
+        }
         for _ in 0..3 {
-            alone.get().await.unwrap();
+            assert_eq!(alone.get().await.unwrap().at, first.at);
         }
         assert_eq!(asked.load(Ordering::SeqCst), 1);
         let dir = tempfile::tempdir().unwrap();

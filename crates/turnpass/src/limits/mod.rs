@@ -10,6 +10,7 @@
 //! | [`windows`] | the plan's windows for people, and the newest that is known of them; pure |
 //! | [`latest`] | the latest reading of them, asked for at most once a minute |
 //! | [`budget`] | what a person allows: requests, tokens, a share of a window; pure |
+//! | `book` | the ledger in its place, and who enters what |
 //! | [`state_file`] | small files of our own that several processes write |
 //! | [`guard`] | all of it for one transport |
 //!
@@ -23,9 +24,11 @@
 //! | [`Policy::Warn`] | replay, relay | a notice, at most once in [`guard::NOTICE_INTERVAL`], from a question that delays nothing | a notice |
 //! | [`Policy::Off`] | nobody | nothing | nothing |
 //!
-//! No policy sees a race: credits can be switched on between the answer and the message, and some models bill credits
-//! although the plan has room (`Credits` in `models`).
+//! No policy sees a race: credits can be switched on between the answer and the message, which are a minute apart at most
+//! ([`guard::PASSAGE_MAX_AGE`]) beside the minute for which the CLI shares an answer; and some models bill credits although
+//! the plan has room (`Credits` in `models`).
 
+mod book;
 pub mod budget;
 pub mod gate;
 pub mod guard;

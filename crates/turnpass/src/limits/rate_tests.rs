@@ -100,6 +100,62 @@ fn rule_6_allowed_warning_passes_and_so_does_a_new_status_that_excludes_overage(
     assert_eq!(event(json!({})), Signal::Clear);
 }
 
+/// Every word of the event's types (SDK 0.3.332).
+#[test]
+fn rule_8_each_documented_window_and_reason_is_what_it_is() {
+    let windows = [
+        "five_hour",
+        "seven_day",
+        "seven_day_opus",
+        "seven_day_sonnet",
+        "seven_day_overage_included",
+    ];
+    for window in windows {
+        for status in ["allowed", "allowed_warning"] {
+            let info = json!({"status": status, "rateLimitType": window, "isUsingOverage": false});
+            let signal = event(info);
+            assert!(
+                matches!(signal, Signal::Clear | Signal::Near(_)),
+                "{window}: {signal:?}"
+            );
+        }
+        let signal = event(
+            json!({"status": "rejected", "rateLimitType": window, "resetsAt": 5,
+            "overageStatus": "rejected", "overageDisabledReason": "org_level_disabled"}),
+        );
+        let wanted = Signal::UsageLimit {
+            window: Some(window.to_owned()),
+            resets_at: Some(5),
+        };
+        assert_eq!(signal, wanted);
+    }
+    // Neither a reason nor what a person could buy says that credits are in use, or that they are not.
+    for (extra, wanted) in [
+        (
+            json!({"overageDisabledReason": "out_of_credits"}),
+            Signal::Clear,
+        ),
+        (
+            json!({"overageDisabledReason": "new_reason", "limitScope": "org"}),
+            Signal::Clear,
+        ),
+        (
+            json!({"canUserPurchaseCredits": true, "hasChargeableSavedPaymentMethod": true}),
+            Signal::Clear,
+        ),
+        (
+            json!({"overageDisabledReason": "org_level_disabled", "isUsingOverage": true}),
+            Signal::Overage(Sign::IsUsingOverage),
+        ),
+    ] {
+        let mut info = json!({"status": "allowed", "rateLimitType": "five_hour"});
+        info.as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
+        assert_eq!(event(info.clone()), wanted, "{info}");
+    }
+}
+
 #[test]
 fn rule_9_credits_required_is_a_billing_refusal_and_overage_in_use_outranks_it() {
     let required =

@@ -22,19 +22,35 @@ pub struct Shared<T> {
     ask: Ask<T>,
     limit: Duration,
     max_age: Duration,
+    while_wanted: bool,
     job: Mutex<Option<Job<T>>>,
     jobs: TaskTracker,
     stop: CancellationToken,
     _stop_on_drop: DropGuard,
 }
 
-/// `None` until the job is over; `Some(None)` when it was late.
-type Job<T> = watch::Receiver<Option<Done<T>>>;
+/// The latest job.
+struct Job<T> {
+    result: Outcome<T>,
+    waiters: usize,
+    /// Cancelled when nobody waits any more, where that ends it.
+    unwanted: CancellationToken,
+}
+
+/// `None` until the job is over.
+type Outcome<T> = watch::Receiver<Option<Done<T>>>;
 
 #[derive(Clone)]
 struct Done<T> {
+    /// `None` when it was late.
     answer: Option<T>,
     at: Instant,
+}
+
+/// The place of one who waits for a job.
+struct Place<'a, T: Clone + Send + Sync + 'static> {
+    shared: &'a Shared<T>,
+    result: Outcome<T>,
 }
 
 /// Why there is no answer.
@@ -65,6 +81,7 @@ impl<T: Clone + Send + Sync + 'static> Shared<T> {
             ask,
             limit,
             max_age,
+            while_wanted: false,
             job: Mutex::default(),
             jobs: TaskTracker::new(),
             _stop_on_drop: stop.clone().drop_guard(),
@@ -72,16 +89,24 @@ impl<T: Clone + Send + Sync + 'static> Shared<T> {
         }
     }
 
+    /// Lets a job end with the last one who waits for it.
+    #[must_use]
+    pub fn while_wanted(mut self) -> Self {
+        self.while_wanted = true;
+        self
+    }
+
     /// The answer of the job that runs, a young one, or that of a new job.
     ///
-    /// Has to be called within a tokio runtime. Dropping the future leaves the job as it is.
+    /// Has to be called within a tokio runtime. Dropping the future leaves the job as it is, unless it is the last one's
+    /// and the job lives [`Shared::while_wanted`].
     ///
     /// # Errors
     ///
     /// [`Unanswered`].
     pub async fn get(&self) -> Result<T, Unanswered> {
-        let mut job = self.join()?;
-        let done = job.wait_for(Option::is_some).await;
+        let mut place = self.join()?;
+        let done = place.result.wait_for(Option::is_some).await;
         let answer = done.ok().and_then(|done| done.clone()?.answer);
         match answer {
             Some(answer) => Ok(answer),
@@ -98,44 +123,75 @@ impl<T: Clone + Send + Sync + 'static> Shared<T> {
     }
 
     /// Decided under one lock, so that of many callers exactly one starts a job.
-    fn join(&self) -> Result<Job<T>, Unanswered> {
+    fn join(&self) -> Result<Place<'_, T>, Unanswered> {
         let mut current = self.lock();
         if self.stop.is_cancelled() {
             return Err(Unanswered::Closed);
         }
-        if let Some(job) = current.as_ref().filter(|job| self.serves(job)) {
-            return Ok(job.clone());
-        }
-        let job = self.start();
-        *current = Some(job.clone());
-        Ok(job)
+        let job = match current.take().filter(|job| self.serves(job)) {
+            Some(job) => current.insert(job),
+            None => current.insert(self.start()),
+        };
+        job.waiters += 1;
+        Ok(Place {
+            shared: self,
+            result: job.result.clone(),
+        })
     }
 
     fn serves(&self, job: &Job<T>) -> bool {
-        match &*job.borrow() {
+        match &*job.result.borrow() {
             // A job whose task is gone without an answer serves nobody.
-            None => job.has_changed().is_ok(),
+            None => job.result.has_changed().is_ok(),
             Some(done) => done.answer.is_some() && done.at.elapsed() < self.max_age,
         }
     }
 
     fn start(&self) -> Job<T> {
-        let (publish, job) = watch::channel(None);
+        let (publish, result) = watch::channel(None);
         let asked = tokio::time::timeout(self.limit, (self.ask)());
-        let stop = self.stop.clone();
+        let (stop, unwanted) = (self.stop.clone(), CancellationToken::new());
+        let left = unwanted.clone();
         self.jobs.spawn(async move {
-            if let Some(asked) = stop.run_until_cancelled(asked).await {
-                publish.send_replace(Some(Done {
-                    answer: asked.ok(),
-                    at: Instant::now(),
-                }));
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => {}
+                () = left.cancelled() => {}
+                asked = asked => {
+                    publish.send_replace(Some(Done {
+                        answer: asked.ok(),
+                        at: Instant::now(),
+                    }));
+                }
             }
         });
-        job
+        Job {
+            result,
+            waiters: 0,
+            unwanted,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Job<T>>> {
         self.job.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Clone + Send + Sync + 'static> Drop for Place<'_, T> {
+    fn drop(&mut self) {
+        let mut current = self.shared.lock();
+        let Some(job) = current
+            .as_mut()
+            .filter(|job| job.result.same_channel(&self.result))
+        else {
+            return;
+        };
+        job.waiters -= 1;
+        if self.shared.while_wanted && job.waiters == 0 && job.result.borrow().is_none() {
+            job.unwanted.cancel();
+            // Whoever asks now starts anew, also while the old one is still on its way out.
+            *current = None;
+        }
     }
 }
 
@@ -242,10 +298,28 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_dropped_question_ends_its_job() {
         let (shared, count) = shared(Duration::from_secs(5), Duration::ZERO);
-        let mut job = shared.join().unwrap();
+        let mut result = shared.join().unwrap().result.clone();
         tokio::task::yield_now().await;
         drop(shared);
-        assert!(job.wait_for(Option::is_some).await.is_err());
+        assert!(result.wait_for(Option::is_some).await.is_err());
         assert_eq!(count.alive.load(Ordering::SeqCst), 0);
+    }
+    #[tokio::test(start_paused = true)]
+    async fn bug_128_a_job_that_lives_while_it_is_wanted_ends_with_its_last_waiter() {
+        let (shared, count) = shared(Duration::from_secs(5), Duration::ZERO);
+        let shared = shared.while_wanted();
+        let second = Duration::from_secs(1);
+        let leaves = tokio::time::timeout(second, shared.get());
+        let stays = tokio::time::timeout(2 * second, shared.get());
+        let (left, stayed) = tokio::join!(leaves, stays);
+        assert!(left.is_err() && stayed.is_err());
+        tokio::task::yield_now().await;
+        let counts = |count: &Count| {
+            let of = |counter: &AtomicUsize| counter.load(Ordering::SeqCst);
+            (of(&count.asked), of(&count.alive))
+        };
+        assert_eq!(counts(&count), (1, 0), "one job, and it is over");
+        assert_eq!(shared.get().await, Ok(2), "the next one starts anew");
+        assert_eq!(counts(&count), (2, 0));
     }
 }

@@ -90,7 +90,10 @@ impl StateFile {
             opened => opened?,
         };
         let state = file.metadata()?;
-        if !state.is_file() || state.mode() & 0o022 != 0 {
+        if !state.is_file() {
+            return Err(io::Error::other("it is no regular file"));
+        }
+        if state.mode() & 0o022 != 0 || state.uid() != rustix::process::geteuid().as_raw() {
             return Err(io::Error::other("it can be written by others"));
         }
         let mut text = String::new();
@@ -153,9 +156,9 @@ impl StateFile {
     }
 }
 
-/// Never through a link.
+/// Never through a link, and never waiting for the other end of a pipe.
 fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    let flags = OFlags::NOFOLLOW.bits();
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
     options
         .custom_flags(i32::try_from(flags).map_err(io::Error::other)?)
         .open(path)
@@ -244,6 +247,14 @@ mod tests {
         assert!(file.read::<u64>().is_err() && count(&file).is_err());
         assert_eq!(fs::read_to_string(&other).unwrap(), "7");
         fs::remove_file(file.path()).unwrap();
+        for name in ["counts.json", "counts.json.lock"] {
+            let pipe = dir.path().join(name);
+            let _ = fs::remove_file(&pipe);
+            let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+            assert!(made.unwrap().success());
+            count(&file).unwrap_err();
+            fs::remove_file(pipe).unwrap();
+        }
         fs::write(file.path(), "{not json").unwrap();
         let error = file.read::<u64>().unwrap_err();
         assert!(error.remedy().contains("counts.json"), "{error}");

@@ -203,6 +203,20 @@ mod tests {
     }
 
     #[test]
+    fn rule_8_a_sign_in_without_profile_scope_never_passes() {
+        // `claude setup-token`, a key, another backend: limits are not shown, whatever stands beside that.
+        for limits in [
+            json!({"extra_usage": {"is_enabled": false}}),
+            json!({"five_hour": {"utilization": 0}, "extra_usage": null}),
+            Value::Null,
+        ] {
+            let read = read(&answer(json!(false), limits));
+            let wanted = Doubt::RateLimitsAvailable(Shape::False);
+            assert_eq!(read, Verdict::Unconfirmed(wanted));
+        }
+    }
+
+    #[test]
     fn rule_4_undecodable_or_empty_is_unconfirmed() {
         for text in ["", " ", "{", "null", "[]", "true", "\"off\"", "3", "{}}"] {
             let wanted = Verdict::Unconfirmed(Doubt::Undecodable);

@@ -136,6 +136,7 @@ pub fn wire_name(header: &str) -> &str {
 #[derive(Clone, Debug, Default)]
 pub struct Board {
     seen: BTreeMap<String, Seen>,
+    read_at: Option<i64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -146,27 +147,34 @@ struct Seen {
 }
 
 impl Board {
-    /// Takes a reading that was made at `at`, in seconds since the epoch.
-    pub fn reading(&mut self, reading: &Reading, at: i64) {
+    /// Takes a reading that was made at `at`, in seconds since the epoch. It shows all windows that there were then.
+    pub fn reading(&mut self, reading: &Reading, at: i64, now: i64) {
+        let is_shown = |name: &str| reading.windows.iter().any(|window| window.name == name);
+        self.seen
+            .retain(|name, seen| is_shown(name) || (at..=now).contains(&seen.at));
         for window in &reading.windows {
-            self.take(&window.name, window.used_percent, window.resets_at, at);
+            let told = (window.used_percent, window.resets_at, at);
+            self.take(&window.name, told, now);
         }
+        self.read_at = Some(at);
     }
 
-    /// Takes the headers of an answer that came at `at`.
-    pub fn headers(&mut self, headers: &UnifiedHeaders, at: i64) {
+    /// Takes the headers of an answer that came now.
+    pub fn headers(&mut self, headers: &UnifiedHeaders, now: i64) {
         for (name, window) in &headers.windows {
             if let (false, Some(part)) = (name == "overage", window.utilization) {
                 let resets_at = window.reset_epoch_s.and_then(|at| i64::try_from(at).ok());
-                self.take(wire_name(name), part * 100.0, resets_at, at);
+                self.take(wire_name(name), (part * 100.0, resets_at, now), now);
             }
         }
     }
 
-    fn take(&mut self, name: &str, used_percent: f64, resets_at: Option<i64>, at: i64) {
-        let newer = self.seen.get(name).is_none_or(|seen| seen.at <= at);
+    fn take(&mut self, name: &str, told: (f64, Option<i64>, i64), now: i64) {
+        let (used_percent, resets_at, at) = told;
+        // What was told in the future was told by a clock that has been set back since.
+        let newer = |seen: &Seen| seen.at <= at || seen.at > now;
         let room = self.seen.len() < WINDOWS_LIMIT || self.seen.contains_key(name);
-        if newer && room {
+        if self.seen.get(name).is_none_or(newer) && room {
             let seen = Seen {
                 used_percent,
                 resets_at,
@@ -174,6 +182,11 @@ impl Board {
             };
             self.seen.insert(name.to_owned(), seen);
         }
+    }
+
+    /// When all windows were last read, in seconds since the epoch.
+    pub fn read_at(&self) -> Option<i64> {
+        self.read_at
     }
 
     /// When something was last told, in seconds since the epoch.
@@ -256,7 +269,7 @@ mod tests {
     fn the_board_keeps_the_newest_and_forgets_what_has_started_anew() {
         let mut board = Board::default();
         assert!(board.fullest(0).is_none() && board.told_at().is_none());
-        board.reading(&Reading::read(&answer()), 100);
+        board.reading(&Reading::read(&answer()), 100, 100);
         assert_eq!(board.fullest(100).unwrap().name, "Opus");
         let headers = |part: &str, reset: &str| {
             let names = [
@@ -273,9 +286,42 @@ mod tests {
             ("five_hour", 91.0)
         );
         assert_eq!(fullest.resets_at, Some(500));
-        board.headers(&headers("0.2", "500"), 150);
+        board.reading(&one("five_hour", 20), 150, 200);
         assert_eq!(board.fullest(200).unwrap().used_percent, 91.0, "older news");
+        board.reading(&Reading::read(&answer()), 160, 200);
         assert_eq!(board.fullest(500).unwrap().name, "Opus", "it started anew");
-        assert_eq!(board.told_at(), Some(200));
+        assert_eq!((board.told_at(), board.read_at()), (Some(200), Some(160)));
+    }
+
+    fn one(name: &str, used: u8) -> Reading {
+        let limits = json!({name: {"utilization": used}});
+        Reading::read(&json!({"rate_limits": limits}).to_string())
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_freezes_no_window() {
+        let mut board = Board::default();
+        board.reading(&one("five_hour", 99), 9_000, 9_000);
+        board.reading(&one("five_hour", 10), 100, 100);
+        assert_eq!(board.fullest(100).unwrap().used_percent, 10.0);
+        board.reading(&one("five_hour", 50), 9_000, 9_000);
+        let names = ["anthropic-ratelimit-unified-5h-utilization"];
+        let headers = UnifiedHeaders::read([(names[0], "0.2")]).unwrap();
+        board.headers(&headers, 100);
+        assert_eq!(board.fullest(100).unwrap().used_percent, 20.0);
+    }
+
+    #[test]
+    fn a_window_that_is_shown_no_more_is_forgotten() {
+        let mut board = Board::default();
+        board.reading(&one("Opus", 99), 100, 100);
+        board.reading(&one("five_hour", 10), 200, 200);
+        assert_eq!(board.fullest(200).unwrap().name, "five_hour");
+        // But not what an answer has told since the reading was made.
+        let names = ["anthropic-ratelimit-unified-7d-utilization"];
+        let headers = UnifiedHeaders::read([(names[0], "0.5")]).unwrap();
+        board.headers(&headers, 250);
+        board.reading(&one("five_hour", 10), 240, 260);
+        assert_eq!(board.fullest(260).unwrap().name, "seven_day");
     }
 }

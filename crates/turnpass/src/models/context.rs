@@ -25,9 +25,9 @@ pub const LOCAL_REFUSAL_MARGIN_TOKENS: u64 = 23_000;
 /// When a conversation is due.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CompactionPolicy {
-    /// `CompactionThresholdTokens`: decides alone when it is set.
+    /// `CompactionThresholdTokens`: decides alone when it is set. Zero is not set (pool document).
     pub threshold_tokens: Option<u64>,
-    /// Share of the window.
+    /// Share of the window. What is no share (zero, negative, above one, no number) is [`POOL_FRACTION`] (pool document).
     pub fraction: f64,
     /// Compactions of one run; `None` is no limit.
     pub per_run: Option<u32>,
@@ -48,16 +48,25 @@ impl CompactionPolicy {
         per_run: Some(RELAY_COMPACTIONS),
     };
 
-    /// The prompt's size from which on a conversation in this window is due.
+    /// The prompt's size from which on a conversation in this window is due, never zero.
     pub fn threshold(&self, window_tokens: u64) -> u64 {
+        let is_share = self.fraction > 0.0 && self.fraction <= 1.0;
+        let fraction = if is_share {
+            self.fraction
+        } else {
+            POOL_FRACTION
+        };
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             clippy::cast_precision_loss,
             reason = "token counts stay far below 2^52, and `as` saturates"
         )]
+        let share = (window_tokens as f64 * fraction) as u64;
         self.threshold_tokens
-            .unwrap_or((window_tokens as f64 * self.fraction) as u64)
+            .filter(|tokens| *tokens > 0)
+            .unwrap_or(share)
+            .max(1)
     }
 }
 
@@ -65,7 +74,8 @@ impl CompactionPolicy {
 /// request starts from. The sum over a turn with several tool rounds says nothing about that (bug 56).
 ///
 /// `window_tokens` is what counts for the transport: the CLI's window for a pool, [`super::ceiling_tokens`] for a relay.
-/// `done` are the compactions of this run.
+/// `done` are the compactions of this run. A window of zero is one that nobody knows: then only
+/// [`CompactionPolicy::threshold_tokens`] decides.
 pub fn compaction_due(
     last_response: &Usage,
     window_tokens: u64,
@@ -73,7 +83,8 @@ pub fn compaction_due(
     done: u32,
 ) -> bool {
     let may = policy.per_run.is_none_or(|limit| done < limit);
-    may && last_response.prompt_tokens() >= policy.threshold(window_tokens)
+    let is_known = window_tokens > 0 || policy.threshold_tokens.is_some_and(|tokens| tokens > 0);
+    may && is_known && last_response.prompt_tokens() >= policy.threshold(window_tokens)
 }
 
 /// A conversation that did not fit.
@@ -152,6 +163,48 @@ mod tests {
         assert!(!compaction_due(&prompt(161_599, 0, 0), ceiling, &relay, 0));
         let extended = ceiling_tokens(&"claude-opus-5-5[1m]".into());
         assert_eq!(relay.threshold(extended), 800_000);
+    }
+
+    #[test]
+    fn what_is_not_set_is_never_due_by_itself() {
+        let full = prompt(1_000_000, 0, 0);
+        for (threshold_tokens, fraction) in [
+            (None, 0.0),
+            (Some(0), 0.7),
+            (None, -1.0),
+            (None, f64::NAN),
+            (None, f64::INFINITY),
+            (None, 70.0),
+        ] {
+            let policy = CompactionPolicy {
+                threshold_tokens,
+                fraction,
+                per_run: None,
+            };
+            // The pool document's 0.70 is what holds then.
+            assert_eq!(policy.threshold(200_000), 140_000, "{policy:?}");
+            assert!(!compaction_due(&Usage::default(), 200_000, &policy, 0));
+            assert!(!compaction_due(&full, 0, &policy, 0), "no window is known");
+        }
+        let tokens = CompactionPolicy {
+            threshold_tokens: Some(50_000),
+            ..CompactionPolicy::POOL
+        };
+        assert!(compaction_due(&full, 0, &tokens, 0));
+        for window in [0, 1, u64::MAX] {
+            assert!(!compaction_due(
+                &Usage::default(),
+                window,
+                &CompactionPolicy::RELAY,
+                0
+            ));
+        }
+        assert!(compaction_due(
+            &prompt(u64::MAX, u64::MAX, u64::MAX),
+            u64::MAX,
+            &CompactionPolicy::POOL,
+            0
+        ));
     }
 
     #[test]

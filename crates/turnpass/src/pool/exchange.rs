@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::answer::Answer;
 use super::failure;
 use super::hearing::Heard;
-use super::session::Session;
+use super::session::{self, CONTROL_TIMEOUT, Session};
 use crate::cli::isolation::InitVerdict;
 use crate::conversation::Block;
 use crate::error::{Error, ErrorCode, Result};
@@ -41,6 +41,8 @@ pub(crate) enum Ended {
     Cancelled,
     /// Built-in plugins slipped through: start again with these disabled. Nothing was said.
     Relaunch(Vec<String>),
+    /// The CLI began another conversation than the one that it was to resume. Nothing was said.
+    Lost,
 }
 
 /// A whole message.
@@ -103,6 +105,12 @@ pub(crate) struct Exchange<'a> {
     /// When the CLI closed the message itself.
     cut: Option<Instant>,
     kill: bool,
+    /// The gate was closed for the answer that streams.
+    is_guarded: bool,
+    /// Since when a control request has been without its answer.
+    owed: Option<Instant>,
+    /// The host has seen something of an answer that was taken back.
+    was_seen: bool,
 }
 
 impl<'a> Exchange<'a> {
@@ -135,6 +143,9 @@ impl<'a> Exchange<'a> {
             retried: None,
             cut: None,
             kill: false,
+            is_guarded: false,
+            owed: None,
+            was_seen: false,
         }
     }
 
@@ -142,7 +153,8 @@ impl<'a> Exchange<'a> {
     pub(crate) async fn run(mut self) -> Outcome {
         let ended = match self.table().await {
             Ended::Failed(error) => {
-                Ended::Failed(error.with_output_seen(self.answer.turn().output_seen()))
+                let seen = self.was_seen || self.answer.turn().output_seen();
+                Ended::Failed(error.with_output_seen(seen))
             }
             other => other,
         };
@@ -176,6 +188,10 @@ impl<'a> Exchange<'a> {
                     None => Err(error),
                 },
             };
+            if self.kill {
+                // What has been decoded reaches the host all the same, however slowly it reads.
+                self.session.kill();
+            }
             match step {
                 Ok(None) => {}
                 Ok(Some(ended)) => return self.deliver(ended).await,
@@ -219,6 +235,7 @@ impl<'a> Exchange<'a> {
         {
             // While the host did not read, nothing was read from the CLI; its silence counts from now.
             *progress = Instant::now();
+            self.owed = self.owed.map(|_| Instant::now());
         }
         Ok(())
     }
@@ -249,6 +266,13 @@ impl<'a> Exchange<'a> {
                 late(ErrorCode::StartTimeout, self.limits.start),
             ),
         };
+        let (at, error) = match self.owed.map(|owed| owed + CONTROL_TIMEOUT) {
+            Some(due) if due < at => (
+                due,
+                session::late("answer a control request", CONTROL_TIMEOUT),
+            ),
+            _ => (at, error),
+        };
         // A host that does not read is not the CLI's silence: only the overall deadline counts then.
         if at > total || !self.queue.is_empty() {
             return (total, late(ErrorCode::TotalTimeout, self.limits.total));
@@ -259,9 +283,14 @@ impl<'a> Exchange<'a> {
     fn heard(&mut self, heard: Heard) -> Result<Option<Ended>> {
         self.is_silent = false;
         self.session.settle_controls()?;
+        self.owed = match self.session.is_owed_an_answer() {
+            true => self.owed.or_else(|| Some(Instant::now())),
+            false => None,
+        };
         match heard {
             Heard::Answer => {
-                if self.progress.is_none() && self.answer.turn().has_begun() {
+                if !self.is_guarded && self.answer.turn().has_begun() {
+                    self.is_guarded = true;
                     // One request of the host is one of the CLI: whatever it would ask by itself after this message is
                     // refused, until the host speaks again.
                     self.session.close_gate()?;
@@ -319,6 +348,7 @@ impl<'a> Exchange<'a> {
 
     fn judged(&mut self, verdict: InitVerdict) -> Result<Option<Ended>> {
         match verdict {
+            _ if self.session.is_lost() => Ok(Some(Ended::Lost)),
             InitVerdict::Isolated => Ok(None),
             InitVerdict::Refused(error) => Err(error),
             InitVerdict::BuiltinPlugins(plugins) if !self.answer.turn().has_begun() => {
@@ -374,6 +404,7 @@ impl<'a> Exchange<'a> {
         if after == After::Parked {
             self.session.announce(&self.answer.calls());
         }
+        self.kill |= after == After::Kill;
         self.queue.extend(finished.suffix.drain(..));
         Ended::Whole(Box::new(Whole {
             uuid: self.answer.uuid().map(str::to_owned),
@@ -390,6 +421,8 @@ impl<'a> Exchange<'a> {
         if !self.answer.turn().has_begun() {
             return Err(Error::new(ErrorCode::ModelNotFound, reason));
         }
+        self.was_seen |= self.answer.turn().output_seen();
+        self.is_guarded = false;
         self.finished = None;
         self.whole = None;
         self.session.open_gate()?;

@@ -14,6 +14,8 @@ pub(crate) struct Key {
 enum Kind {
     Conversation,
     Advisor,
+    /// `x` with a sub-agent's advisor and `x-subagent` with an advisor have the same name.
+    SubAgentAdvisor,
     Summary,
 }
 
@@ -29,7 +31,8 @@ impl Key {
         let (name, kind) = match (request.call, &request.parent) {
             (CallKind::Advisor, None) => (format!("{own}-advisor{ADVISOR}"), Kind::Advisor),
             (CallKind::Advisor, Some(_)) => {
-                (format!("{own}-subagent-advisor{ADVISOR}"), Kind::Advisor)
+                let name = format!("{own}-subagent-advisor{ADVISOR}");
+                (name, Kind::SubAgentAdvisor)
             }
             _ => (own.to_owned(), Kind::Conversation),
         };
@@ -46,7 +49,7 @@ impl Key {
 
     /// Whether its process is ended when nobody has asked it for an hour.
     pub(crate) fn is_advisor(&self) -> bool {
-        self.kind == Kind::Advisor
+        matches!(self.kind, Kind::Advisor | Kind::SubAgentAdvisor)
     }
 
     pub(crate) fn as_str(&self) -> &str {
@@ -105,6 +108,10 @@ mod tests {
         let named = Key::of(&request(Some(advisor.as_str()), None, CallKind::Normal));
         assert_ne!(advisor, named);
         assert!(!named.is_advisor());
+        let of_sub_agent = Key::of(&request(Some("a"), Some("p"), CallKind::Advisor));
+        let named = Key::of(&request(Some("a-subagent"), None, CallKind::Advisor));
+        assert_eq!(of_sub_agent.as_str(), named.as_str());
+        assert_ne!(of_sub_agent, named);
         assert_ne!(
             Key::of(&request(Some("a|summary"), None, CallKind::Normal)),
             Key::of(&request(Some("a"), None, CallKind::Normal)).of_summary()

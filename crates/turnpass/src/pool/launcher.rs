@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_util::task::TaskTracker;
 
+use super::carrier::Carrier;
 use super::lock::SessionLock;
+use super::options::ToolCarrier;
 use super::session::Session;
 use crate::cli::environment::{Base, Environment, InheritedCredentials, Snapshot};
 use crate::cli::installed::Installed;
@@ -18,8 +20,10 @@ use crate::cli::places::Place;
 use crate::cli::private_dir::{PrivateDir, roots};
 use crate::cli::starts::Starts;
 use crate::error::{Error, ErrorCode, Result};
+use crate::models::known::KnownModels;
 use crate::record::RawFile;
 use crate::request::{Request, ThinkingDisplay};
+use crate::tools::Catalogue;
 
 /// Processes that start at the same time; a start is over when the CLI's first record comes. It takes one core for a
 /// third of a second, and several at once slow the generations that run, and may renew one sign-in at once (bug 43).
@@ -33,11 +37,13 @@ const WORK: &str = "work";
 #[derive(Debug)]
 pub(crate) struct Launcher {
     pub(crate) installed: Arc<Installed>,
+    pub(crate) models: KnownModels,
     pub(crate) snapshot: Snapshot,
     pub(crate) inherited: InheritedCredentials,
     pub(crate) record: Option<PathBuf>,
     pub(crate) pool_dir: Option<PathBuf>,
     pub(crate) base_url: Option<String>,
+    tools: ToolCarrier,
     learned: Mutex<BTreeSet<String>>,
     starts: Starts,
     tasks: TaskTracker,
@@ -58,6 +64,8 @@ pub(crate) struct Shape {
 pub(crate) struct Stored<'a> {
     pub(crate) session: &'a str,
     pub(crate) at: &'a str,
+    /// The model that goes on with it.
+    pub(crate) model: &'a str,
     /// The lock, to resume; without it the conversation is forked.
     pub(crate) lock: Option<SessionLock>,
 }
@@ -83,6 +91,7 @@ impl Launcher {
     ) -> Self {
         Self {
             installed,
+            models: KnownModels::new(options.state_dir.as_deref()),
             snapshot,
             inherited: options.inherited_credentials,
             record: options.record.clone(),
@@ -91,6 +100,7 @@ impl Launcher {
                 .lab_upstream
                 .as_ref()
                 .map(|url| url.as_str().to_owned()),
+            tools: options.tools,
             learned: Mutex::default(),
             starts: Starts::new(STARTS),
             tasks,
@@ -102,15 +112,22 @@ impl Launcher {
         self.learned().extend(plugins);
     }
 
+    /// Those that are known.
+    pub(crate) fn learned_plugins(&self) -> BTreeSet<String> {
+        self.learned().clone()
+    }
+
     fn learned(&self) -> std::sync::MutexGuard<'_, BTreeSet<String>> {
         self.learned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a process. The sign-in is checked first. It is told nothing yet.
+    /// Starts a process. The sign-in is checked first. It is told nothing yet, but where tools are served by a listener: it
+    /// is told of that with its start.
     pub(crate) async fn start(
         &self,
         shape: &Shape,
         key: &str,
+        tools: Option<&Catalogue>,
         stored: Option<Stored<'_>>,
         place: Place,
     ) -> Result<Session> {
@@ -131,8 +148,13 @@ impl Launcher {
             program,
             dir: dir.path().to_owned(),
             cwd: self.cwd(shape, &dir)?,
-            learned_plugins: self.learned().clone(),
+            learned_plugins: self.learned_plugins(),
         };
+        let carrier = match (self.tools, tools) {
+            (ToolCarrier::Http, Some(tools)) => Carrier::listen(tools, &self.tasks).await?,
+            _ => Carrier::InBand(None),
+        };
+        let server = carrier.mcp_server();
         let wanted = PoolProcess {
             thinking: shape.thinking,
             persists: shape.persists,
@@ -140,9 +162,10 @@ impl Launcher {
                 session: stored.session,
                 at: Some(stored.at),
                 fork: stored.lock.is_none(),
+                model: stored.model,
             }),
             max_turns: shape.max_turns,
-            server: None,
+            server: server.as_ref(),
             base_url: self.base_url.as_deref(),
         };
         let launch = launch::pool(&ground, &wanted)?;
@@ -150,8 +173,21 @@ impl Launcher {
         let folder = self.record.as_deref();
         let raw = folder.map(|dir| RawFile::create(dir, key)).transpose()?;
         let group = launch.start(&dir)?;
-        let mut session = Session::new((group, raw), dir, place, shape.clone(), &self.tasks)?;
+        let mut session = Session::new(
+            (group, raw),
+            carrier,
+            dir,
+            place,
+            shape.clone(),
+            &self.tasks,
+        )?;
         session.starting = Some(turn);
+        session.has_model = stored.is_some();
+        // A fork gets an id of its own.
+        session.resumes = stored
+            .as_ref()
+            .filter(|stored| stored.lock.is_some())
+            .map(|stored| stored.session.to_owned());
         session.lock = stored.and_then(|stored| stored.lock);
         Ok(session)
     }

@@ -36,9 +36,17 @@ impl SessionLock {
         file.try_lock().ok()?;
         // Its holder may have removed the file between our open and our lock; then the lock is that of a file that nobody
         // else will ever see.
-        let same = fs::metadata(&path).ok()?.ino() == file.metadata().ok()?.ino();
-        same.then_some(Self { path, _file: file })
+        match is_at(&file, &path)? {
+            true => Some(Self { path, _file: file }),
+            // No value, since its end would take the file of whoever has the lock now away.
+            false => None,
+        }
     }
+}
+
+/// Whether the file is the one of this name.
+fn is_at(file: &File, path: &Path) -> Option<bool> {
+    Some(fs::metadata(path).ok()?.ino() == file.metadata().ok()?.ino())
 }
 
 impl Drop for SessionLock {
@@ -64,6 +72,38 @@ mod tests {
         drop(held);
         assert_eq!(fs::read_dir(dir.path().join(LOCKS)).unwrap().count(), 0);
         assert!(SessionLock::take(dir.path(), SESSION).is_some());
+    }
+
+    #[test]
+    fn who_comes_too_late_takes_no_file_of_another_s_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let old = File::create(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(is_at(&old, &path), None, "nobody has one");
+        File::create(&path).unwrap();
+        assert_eq!(is_at(&old, &path), Some(false), "somebody has another");
+    }
+
+    #[test]
+    fn many_who_take_and_drop_it_at_once_never_have_it_together() {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        let dir = tempfile::tempdir().unwrap();
+        let holders = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        if let Some(held) = SessionLock::take(dir.path(), SESSION) {
+                            assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0);
+                            std::thread::yield_now();
+                            assert_eq!(holders.fetch_sub(1, Ordering::SeqCst), 1);
+                            drop(held);
+                        }
+                    }
+                });
+            }
+        });
     }
 
     #[test]

@@ -25,11 +25,13 @@
 //! and the process serves on.
 
 mod answer;
+mod carrier;
 mod exchange;
 mod failure;
 mod hearing;
 mod keys;
 mod launcher;
+mod lines;
 mod lock;
 mod options;
 mod prepared;
@@ -37,6 +39,7 @@ mod session;
 pub mod status;
 mod sync;
 mod table;
+mod transcript;
 
 use std::fmt;
 use std::future::Future;
@@ -92,6 +95,7 @@ pub struct PoolTransport {
 struct Inner {
     table: Arc<Table>,
     guard: Arc<Guard>,
+    reseed: Reseed,
     laboratory: bool,
     tasks: TaskTracker,
     /// Why the pool serves no more: credits came into use.
@@ -141,6 +145,7 @@ impl PoolTransport {
             inner: Arc::new(Inner {
                 table,
                 guard,
+                reseed: options.reseed,
                 laboratory,
                 tasks,
                 stopped: OnceLock::new(),
@@ -172,6 +177,7 @@ impl Transport for PoolTransport {
         Box::pin(async {
             let guard = tokio::time::timeout(SHUTDOWN_LIMIT, self.inner.guard.shutdown());
             let (ended, guarded) = tokio::join!(self.inner.table.shutdown(), guard);
+            self.inner.guard.entered().await;
             ended.and(guarded.map_err(|_| {
                 let what = "a question about usage did not end in time";
                 Error::new(ErrorCode::ProcessCleanup, what)
@@ -244,12 +250,33 @@ impl Inner {
         }
         let prepared = call.prepared;
         self.check_effort(prepared).await?;
-        let mut held = within_start(call, self.table.seat(&prepared.key)).await?;
+        // Who leaves while it waits has left: the seat is another's, and nothing is asked.
+        let seat = unless_cancelled(call, within_start(call, self.table.seat(&prepared.key)));
+        let Some(seat) = seat.await else {
+            return Ok(());
+        };
+        let mut held = seat?;
+        let served = self.serve_held(call, &mut held).await;
+        if held.is_none() {
+            self.table.show(&prepared.key, None);
+        }
+        drop(held);
+        self.table.rests();
+        served
+    }
+
+    /// Serves the request with the key's seat, as often as it takes.
+    async fn serve_held(&self, call: &mut Call<'_>, held: &mut Held) -> Result<()> {
+        let prepared = call.prepared;
         let mut given: Option<Given> = prepared.request.state.as_ref().map(sync::decode);
         let (mut relaunches, mut replans) = (0, 0);
         loop {
-            match self.serve(call, &mut held, given.as_ref()).await {
-                Ok(Step::Done) => return Ok(()),
+            // Credits may have come into use while this one waited.
+            if let Some(error) = self.stopped.get() {
+                return Err(error.clone());
+            }
+            match self.serve(call, held, given.as_ref()).await {
+                Ok(Step::Done) | Err(Failed::Cancelled) => return Ok(()),
                 Ok(Step::Again { forget_state }) if replans < REPLANS => {
                     replans += 1;
                     if forget_state {
@@ -307,21 +334,43 @@ impl Inner {
             }
             Err(failed) => return Err(failed),
         };
+        if call.cancelled.is_cancelled() || self.stopped.get().is_some() {
+            // Nothing was said to it yet; what the other is for is seen by the caller.
+            **held = Some(session);
+            return match self.stopped.get() {
+                Some(_) => Ok(Step::Again {
+                    forget_state: false,
+                }),
+                None => Err(Failed::Cancelled),
+            };
+        }
+        let how = plan.told();
+        let shown = |session: &Session| session.shown(prepared.key.as_str()).plan(&how);
+        self.table
+            .show(&prepared.key, Some(shown(&session).running()));
         let ticket = match self.gate(call, &mut session).await {
             Ok(ticket) => ticket,
             Err(error) => {
                 // Nothing was written, so the conversation is as it was, unless the process itself failed.
                 match leaves_it_usable(&error) {
-                    true => **held = Some(session),
+                    true => {
+                        self.table.show(&prepared.key, Some(shown(&session)));
+                        **held = Some(session);
+                    }
                     false => self.discard(call, session),
                 }
                 return Err(error.into());
             }
         };
-        let how = plan.told();
-        let turn_at = match self.deliver(call, &mut session, plan.deliver).await {
-            Ok(turn_at) => turn_at,
-            Err(error) => {
+        let delivered = self.deliver(call, &mut session, plan.deliver);
+        let turn_at = match unless_cancelled(call, delivered).await {
+            Some(Ok(turn_at)) => turn_at,
+            // What it was told of the history until now is not known.
+            None => {
+                self.discard(call, session);
+                return Err(Failed::Cancelled);
+            }
+            Some(Err(error)) => {
                 let gone = error.code() == ErrorCode::ProcessExit;
                 let plugins = session.slipped_through();
                 self.discard(call, session);
@@ -443,7 +492,11 @@ impl Inner {
                         return Ok(None);
                     }
                 }
-                session.set(&prepared.fit, &prepared.catalogue)?;
+                if let Err(error) = session.set(&prepared.fit, &prepared.catalogue) {
+                    tracing::debug!(code = %error.code(), "the live process takes no settings");
+                    self.discard(call, session);
+                    return Ok(None);
+                }
                 session.settings = Some(call.settings.clone());
                 return Ok(Some(session));
             }
@@ -479,15 +532,25 @@ impl Inner {
             Some((session, at, lock)) => (Some((session, at)), lock),
             None => (None, None),
         };
-        let stored = ids
-            .as_ref()
-            .map(|(session, at)| Stored { session, at, lock });
-        let start = self.table.start(&prepared.shape, &prepared.key, stored);
-        let mut session = within_start(call, start).await??;
+        let stored = ids.as_ref().map(|(session, at)| Stored {
+            session,
+            at,
+            model: &prepared.fit.model,
+            lock,
+        });
+        let tools = &prepared.catalogue;
+        let start = self
+            .table
+            .start(&prepared.shape, &prepared.key, tools, stored);
+        let starts = unless_cancelled(call, within_start(call, start));
+        let mut session = starts.await.ok_or(Failed::Cancelled)???;
+        self.table.watch(&prepared.key, &session);
         session.record = record.unwrap_or_default();
         session.set(&prepared.fit, &prepared.catalogue)?;
         session.settings = Some(call.settings.clone());
-        within_start(call, session.check_tools(&prepared.catalogue)).await??;
+        let checked = within_start(call, session.check_tools(&prepared.catalogue));
+        let checked = unless_cancelled(call, checked);
+        checked.await.ok_or(Failed::Cancelled)???;
         Ok(Some(session))
     }
 
@@ -496,15 +559,19 @@ impl Inner {
         let running = Running(tokio::sync::Mutex::new(session));
         let asked = Asked::of(call.prepared.request);
         let notifier = call.events.notifier();
-        self.guard
+        let ticket = self
+            .guard
             .before_on(asked, notifier, &call.cancelled, Some(&running))
-            .await
+            .await?;
+        // The line is what comes next.
+        ticket.sending()?;
+        Ok(ticket)
     }
 
     /// Gives the process what it does not have yet. Returns the entry of the record at which the turn began.
     async fn deliver(
         &self,
-        call: &mut Call<'_>,
+        call: &Call<'_>,
         session: &mut Session,
         deliver: Deliver,
     ) -> Result<usize> {
@@ -512,7 +579,7 @@ impl Inner {
         let from = match deliver {
             Deliver::Answers => {
                 let last = messages.last().ok_or_else(nothing_to_say)?;
-                answer(session, last)?;
+                answer(session, last).await?;
                 return Ok(session.turn_at);
             }
             Deliver::AnswersThenText => {
@@ -522,20 +589,27 @@ impl Inner {
                     .iter()
                     .filter_map(|block| as_result(block))
                     .collect();
-                if session.can_end_with(&results) {
-                    return end_with(session, last, &results);
+                if session.can_end_with(&results)? {
+                    return end_with(session, last, &results).await;
                 }
                 // A line while calls are open would get the CLI's own words around it, so the turn is taken back and told
                 // with its results.
                 let turn_at = session.turn_at;
-                session.undo().await?;
+                // A process whose turn cannot be taken back is as good as gone: nothing was sent.
+                session.undo().await.map_err(|error| {
+                    Error::new(ErrorCode::ProcessExit, error.detail().to_owned())
+                })?;
                 session.record.cut(turn_at);
                 turn_at
             }
             Deliver::Messages { from } => from,
         };
         let start = call.started + call.prepared.limits.start;
-        let told = tokio::time::timeout_at(start, tell(session, &messages[from..]));
+        let rest = &messages[from..];
+        if self.reseed == Reseed::Transcript && rest.len() > 1 {
+            return tell_as_one(session, rest);
+        }
+        let told = tokio::time::timeout_at(start, tell(session, rest));
         told.await.map_err(|_| {
             let limit = call.prepared.limits.start.as_secs_f32();
             let what = format!("the CLI did not take the history within {limit} s");
@@ -564,6 +638,10 @@ impl Inner {
                 self.discard(call, session);
                 return Err(Failed::Plugins(plugins));
             }
+            Ended::Lost => {
+                self.kill(call, session).await;
+                return Ok(Step::Again { forget_state: true });
+            }
             Ended::Failed(error) if outcome.kill => {
                 self.kill(call, session).await;
                 return Err(error.into());
@@ -572,6 +650,10 @@ impl Inner {
                 let usable = leaves_it_usable(&error) && self.undone(&mut session, turn_at).await;
                 self.put_back(call, held, session, how, usable);
                 return Err(error.into());
+            }
+            Ended::Cancelled if outcome.kill => {
+                self.kill(call, session).await;
+                return Ok(Step::Done);
             }
             Ended::Cancelled => {
                 let usable = self.undone(&mut session, turn_at).await;
@@ -705,8 +787,9 @@ impl Inner {
         if effort.is_none() {
             return Ok(());
         }
-        let version = self.table.launcher.installed.checked().await?.version;
-        let catalog = models::fallback_catalog(version);
+        let launcher = &self.table.launcher;
+        let found = launcher.installed.checked().await?;
+        let catalog = launcher.models.catalog(&found).await;
         models::check_effort(&prepared.request.model, effort, &catalog)
     }
 }
@@ -716,6 +799,8 @@ enum Failed {
     Error(Error),
     /// Built-in plugins slipped through.
     Plugins(Vec<String>),
+    /// The host left before anything was asked.
+    Cancelled,
 }
 
 impl From<Error> for Failed {
@@ -746,8 +831,9 @@ impl UsageSource for Running<'_> {
 }
 
 /// Answers the open calls with the results of a message.
-fn answer(session: &mut Session, message: &Sendable<'_>) -> Result<()> {
+async fn answer(session: &mut Session, message: &Sendable<'_>) -> Result<()> {
     session.open_gate()?;
+    session.before_answers().await?;
     session.record.push(message, None);
     for block in &message.content {
         if let Block::ToolResult(result) = &**block {
@@ -765,12 +851,13 @@ fn as_result(block: &Block) -> Option<&ToolResult> {
 }
 
 /// Answers the open calls, which ends the CLI's turn, and asks with what stands beside the results.
-fn end_with(
+async fn end_with(
     session: &mut Session,
     message: &Sendable<'_>,
     results: &[&ToolResult],
 ) -> Result<usize> {
     session.answer_and_end(results)?;
+    session.after_last_answers().await?;
     let turn_at = session.turn_at;
     let content = message.content.iter();
     let rest = Sendable {
@@ -835,6 +922,26 @@ async fn tell(session: &mut Session, messages: &[Sendable<'_>]) -> Result<usize>
     Ok(turn_at)
 }
 
+/// Asks with one message that tells all of these. To take its turn back is to take all of them back.
+fn tell_as_one(session: &mut Session, messages: &[Sendable<'_>]) -> Result<usize> {
+    let uuid = Uuid::new_v4();
+    let id = uuid.hyphenated().to_string();
+    let stamp = Stamp {
+        id: &id,
+        model: session.model(),
+        mark: None,
+    };
+    let one = transcript::message(messages);
+    let line = frames::frame(&one, Kind::Asks, &stamp)?.line;
+    let turn_at = session.record.len();
+    session.open_gate()?;
+    session.ask(line.into_bytes().into(), uuid, turn_at)?;
+    for (n, message) in messages.iter().enumerate() {
+        session.record.push(message, (n == 0).then_some(uuid));
+    }
+    Ok(turn_at)
+}
+
 fn nothing_to_say() -> Error {
     Error::new(
         ErrorCode::RequestInvalid,
@@ -866,6 +973,11 @@ fn leaves_it_usable(error: &Error) -> bool {
             | Code::McpStartup
             | Code::VersionIncompatible
     )
+}
+
+/// The work, unless the host leaves first; it is dropped then.
+async fn unless_cancelled<T>(call: &Call<'_>, work: impl Future<Output = T>) -> Option<T> {
+    call.cancelled.run_until_cancelled(work).await
 }
 
 /// Whatever comes before the exchange counts against the start deadline.

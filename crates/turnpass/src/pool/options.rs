@@ -14,8 +14,9 @@ pub enum Reseed {
     /// As the CLI's own messages: calls, results, images and signed thinking stay what they are.
     #[default]
     Native,
-    /// As one user message that tells the whole conversation: the pool document's way. Calls are text then, and thinking
-    /// is left out.
+    /// As one user message that tells the whole conversation: the pool document's way. Calls and results are text then,
+    /// images and documents stay, and thinking is left out. The same holds for what is told to a resumed conversation
+    /// that is behind the host's, so no frame of the CLI's is used at all.
     Transcript,
 }
 
@@ -25,7 +26,9 @@ pub enum ToolCarrier {
     /// Over the CLI's own input and output: no port, no token, no process.
     #[default]
     InBand,
-    /// By a listener on loopback behind a bearer: the pool document's way.
+    /// By a listener on loopback behind a bearer: the pool document's way. A process is told of it with its start, so no
+    /// process is kept ready for the next conversation, and each answer waits until the CLI has taken what was written to
+    /// it before.
     Http,
 }
 
@@ -43,7 +46,7 @@ pub struct PoolOptions {
     /// Memory for live processes, in bytes; at [`PROCESS_BYTES`] each, at least one. When a conversation needs a process
     /// and there is no room, the one that was idle longest is ended; it is resumed or told anew when it is needed again.
     pub memory_budget_bytes: u64,
-    /// Whether a process is kept ready for the next conversation, within the budget.
+    /// Whether a process is kept ready for the next conversation, within the budget; never with [`ToolCarrier::Http`].
     pub spare: bool,
     /// What to do about paid usage credits; `None` is `require_off`, and `off` in a laboratory run, where nothing is
     /// charged.

@@ -7,18 +7,18 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
-use tokio::io::AsyncReadExt;
-use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use uuid::Uuid;
 
 use super::answer::Answer;
-use super::hearing::{self, Heard, Hearing};
+use super::carrier::{Address, Carrier};
+use super::hearing::{Heard, Hearing};
 use super::launcher::Shape;
+use super::lines::{self, Lines};
 use super::lock::SessionLock;
 use super::status::Shown;
 use super::sync::{self, Record};
@@ -31,23 +31,17 @@ use crate::conversation::{ToolResult, ToolUseId, names};
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::PlanKind;
 use crate::limits::budget::Moment;
-use crate::process::{ChildGroup, EndPolicy, Exit, Stdout};
+use crate::process::{ChildGroup, EndPolicy, Exit};
 use crate::record::RawFile;
 use crate::relay::fit::Fit;
 use crate::request::{Effort, ModelId};
-use crate::tools::mcp::RpcId;
-use crate::tools::pairing::{self, Arrived, Given, Pairing};
-use crate::tools::{Catalogue, Occurrence, Policy, Server, check_tools, in_band};
+use crate::tools::pairing::{self, Arrived, CliAnswered, Given, Pairing};
+use crate::tools::{Catalogue, Occurrence, check_tools, http, in_band};
 use crate::wire::control::{
     self, ControlRequest, MAX_PENDING, McpStatusReply, RequestIds, RewindReply,
 };
-use crate::wire::lines::LineSplitter;
 use crate::wire::stream_json::Verdict;
 
-/// Longest line of the CLI: one tool input is one line, and so is one whole text (2.1.332: lines of 3 MB were seen).
-pub(crate) const LINE_BYTES: usize = 16 * 1024 * 1024;
-/// Lines that wait for whoever reads them. The CLI goes on to write into its pipe, and then waits.
-const LINES: usize = 64;
 /// Longest wait for the answer to a control request (SPEC 3).
 pub(crate) const CONTROL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The size of a conversation, in tokens, from which on the CLI sends no request (`CLAUDE_CODE_BLOCKING_LIMIT_OVERRIDE`):
@@ -58,17 +52,14 @@ const GATE_CLOSED: &str = "1";
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(5);
 /// Longest wait for the last words of a process that has ended.
 const LAST_WORDS_LIMIT: Duration = Duration::from_millis(200);
+/// Longest wait until the CLI has fetched the tools from a listener. Its own limit for a server is 30 s (2.1.332).
+const TOOLS_LIMIT: Duration = Duration::from_secs(30);
+/// Between two looks at a tool server that is not connected yet.
+const TOOLS_PAUSE: Duration = Duration::from_millis(10);
+/// Longest wait until the CLI has ended a turn with results of tools; 10 to 18 ms were measured (2.1.294 to 2.1.332).
+const TURN_END_LIMIT: Duration = Duration::from_secs(10);
 /// Longest wait for the acknowledgement of one frame; 10 ms were measured (2.1.332).
 const FRAME_LIMIT: Duration = Duration::from_secs(30);
-
-/// Where the answer to a call goes.
-type Address = (in_band::ReturnAddress, RpcId);
-
-/// A line, or the end of them.
-enum Line {
-    Data(Bytes),
-    TooLong(Error),
-}
 
 /// Where the turn of the CLI stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,12 +73,12 @@ pub(crate) enum Phase {
 /// One live process.
 pub(crate) struct Session {
     group: ChildGroup,
-    lines: mpsc::Receiver<Line>,
+    lines: Lines,
     hearing: Hearing,
     ids: RequestIds,
     /// Control requests without an answer, and answers that nobody took yet.
     asked: BTreeMap<String, Option<Result<Box<RawValue>, String>>>,
-    server: Option<Server>,
+    carrier: Carrier,
     pairing: Pairing<Address>,
     phase: Phase,
     /// The line that asked last.
@@ -103,6 +94,10 @@ pub(crate) struct Session {
     /// Turns that were ended with results of tools and whose end the CLI has not told yet.
     ended_turns: u32,
     isolated: bool,
+    /// The session that it was to go on with.
+    pub(crate) resumes: Option<String>,
+    /// It began another one (bug 85).
+    is_lost: bool,
     cli_session: String,
     model: String,
     pub(crate) fit: Option<Fit>,
@@ -114,6 +109,8 @@ pub(crate) struct Session {
     pub(crate) lock: Option<SessionLock>,
     pub(crate) starting: Option<StartTurn>,
     pub(crate) generations: u32,
+    /// Started with its model, which goes on with a stored conversation.
+    pub(crate) has_model: bool,
     started_unix_s: i64,
     pub(crate) place: Place,
     _reading: AbortOnDropHandle<()>,
@@ -134,6 +131,7 @@ impl Session {
     /// Takes over a started process. Its end is among `tasks` from here on.
     pub(crate) fn new(
         (mut group, raw): (ChildGroup, Option<RawFile>),
+        carrier: Carrier,
         dir: PrivateDir,
         place: Place,
         shape: Shape,
@@ -148,15 +146,15 @@ impl Session {
         let stdout = group
             .take_stdout()
             .ok_or_else(|| Error::new(ErrorCode::Internal, "a new process has no output"))?;
-        let (sender, lines) = mpsc::channel(LINES);
-        let reading = tokio::spawn(read_lines(stdout, raw, sender));
+        let (queue, lines) = lines::queue();
+        let reading = tokio::spawn(queue.fill(stdout, raw));
         Ok(Self {
             group,
             lines,
             hearing: Hearing::new(Expected::default()),
             ids: RequestIds::new("turnpass"),
             asked: BTreeMap::new(),
-            server: None,
+            carrier,
             pairing: Pairing::default(),
             phase: Phase::Idle,
             line: None,
@@ -167,6 +165,8 @@ impl Session {
             closing: None,
             ended_turns: 0,
             isolated: false,
+            resumes: None,
+            is_lost: false,
             cli_session: String::new(),
             model: String::new(),
             fit: None,
@@ -176,6 +176,7 @@ impl Session {
             lock: None,
             starting: None,
             generations: 0,
+            has_model: false,
             started_unix_s: Moment::now().unix_s,
             place,
             _reading: AbortOnDropHandle::new(reading),
@@ -195,6 +196,26 @@ impl Session {
 
     pub(crate) fn phase(&self) -> Phase {
         self.phase
+    }
+
+    /// Ends when the process is gone, by itself or by us.
+    pub(crate) fn death(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.group.gone()
+    }
+
+    /// Kills the process at once, so that it asks nothing more; it is to be ended all the same.
+    pub(crate) fn kill(&self) {
+        self.group.kill();
+    }
+
+    /// Whether it began another conversation than the one that it was to go on with.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
+    /// Whether a control request waits for its answer.
+    pub(crate) fn is_owed_an_answer(&self) -> bool {
+        self.asked.values().any(Option::is_none)
     }
 
     /// Whether the process still runs.
@@ -223,12 +244,12 @@ impl Session {
         let mut burst = Vec::new();
         if self.fit.is_none() {
             let tools = (!catalogue.is_empty()).then_some(catalogue);
-            self.server = tools.map(|tools| Server::new(tools, Policy::Answering));
             self.hearing.expect(expected_of(tools));
+            let announced = self.carrier.announced(tools);
             let id = self.next_control()?;
-            burst.extend_from_slice(in_band::initialize(&id, &wanted.system, tools).as_bytes());
+            burst.extend_from_slice(in_band::initialize(&id, &wanted.system, announced).as_bytes());
         }
-        if let Some(settings) = settings_of(wanted, self.fit.as_ref()) {
+        if let Some(settings) = settings_of(wanted, self.fit.as_ref(), self.gate) {
             let settings = to_raw_value(&settings)
                 .map_err(|_| Error::new(ErrorCode::Internal, "settings are not JSON"))?;
             let request = ControlRequest::ApplyFlagSettings {
@@ -314,6 +335,7 @@ impl Session {
             loop {
                 match self.next(None).await? {
                     Heard::Result(Verdict::Acknowledged) => return Ok(()),
+                    Heard::Init { .. } if self.is_lost => return Err(lost()),
                     Heard::Init {
                         verdict: InitVerdict::Refused(error),
                         ..
@@ -343,18 +365,23 @@ impl Session {
     /// Gives the host's result of a call.
     pub(crate) fn answer(&mut self, result: ToolResult) -> Result<()> {
         match self.pairing.give(result) {
-            Given::Answered(answer) => self.write_answer(&answer),
+            Given::Answered(answer) => self.write_answer(&answer, false),
             // The plan saw to it that all awaited calls and no others are answered.
             _ => Ok(()),
         }
     }
 
-    /// Whether results can be given so that the CLI ends its turn with them: one of them is no error, and its call is here.
-    pub(crate) fn can_end_with(&self, results: &[&ToolResult]) -> bool {
-        let is_open = |result: &ToolResult| self.pairing.open().any(|id| *id == result.id);
-        results
-            .iter()
-            .any(|result| !result.is_error && is_open(result))
+    /// Whether results can be given so that the CLI ends its turn with them: every call is here, since one that came later
+    /// would not get its result any more, and one of the results is no error.
+    pub(crate) fn can_end_with(&mut self, results: &[&ToolResult]) -> Result<bool> {
+        while let Some(occurrence) = self.carrier.waiting() {
+            self.occurred(occurrence)?;
+        }
+        let is_open = |id: &ToolUseId| self.pairing.open().any(|open| open == id);
+        Ok(self.pairing.awaited().all(is_open)
+            && results
+                .iter()
+                .any(|result| !result.is_error && is_open(&result.id)))
     }
 
     /// Gives results after which the CLI ends its turn without a request, so that what the host says beside them can
@@ -365,28 +392,43 @@ impl Session {
             let Given::Answered(answer) = self.pairing.give((*result).clone()) else {
                 continue;
             };
-            if has_ended || answer.result.is_error {
-                self.write_answer(&answer)?;
-                continue;
-            }
-            has_ended = true;
-            let (address, id) = &answer.to;
-            self.write_message(address, &Server::answer_and_end(id, &answer.result))?;
+            let ends = !has_ended && !answer.result.is_error;
+            has_ended |= ends;
+            self.write_answer(&answer, ends)?;
         }
         self.ended_turns += 1;
         Ok(())
     }
 
-    fn write_message(&self, address: &in_band::ReturnAddress, message: &[u8]) -> Result<()> {
-        let mut line = in_band::wrap(address, Some(message));
-        line.push(b'\n');
-        self.group.stdin().write(line)?;
-        Ok(())
+    fn write_answer(&self, answer: &pairing::Answer<Address>, ends: bool) -> Result<()> {
+        let stdin = self.group.stdin();
+        self.carrier.answer(stdin, &answer.to, &answer.result, ends)
     }
 
-    fn write_answer(&self, answer: &pairing::Answer<Address>) -> Result<()> {
-        let (address, id) = &answer.to;
-        self.write_message(address, &Server::answer(id, &answer.result))
+    /// Waits until what goes another way than lines do may be given: the CLI has taken what was written before.
+    pub(crate) async fn before_answers(&mut self) -> Result<()> {
+        match self.carrier.is_apart() {
+            true => self.settled().await,
+            false => Ok(()),
+        }
+    }
+
+    /// Waits until a line may follow answers that went another way: the CLI has ended the turn that they end. A line that
+    /// it reads before would get its own words around it.
+    pub(crate) async fn after_last_answers(&mut self) -> Result<()> {
+        if !self.carrier.is_apart() {
+            return Ok(());
+        }
+        let ended = async {
+            while self.ended_turns > 0 {
+                self.next(None).await?;
+            }
+            Ok(())
+        };
+        match tokio::time::timeout(TURN_END_LIMIT, ended).await {
+            Ok(ended) => ended,
+            Err(_) => Err(late("end its turn with results", TURN_END_LIMIT)),
+        }
     }
 
     /// Asks a control request and waits for its answer; what is said meanwhile is taken note of and otherwise dropped, so
@@ -424,11 +466,19 @@ impl Session {
     /// Dropping the future loses nothing.
     pub(crate) async fn next(&mut self, mut answer: Option<&mut Answer>) -> Result<Heard> {
         loop {
-            let line = match self.lines.recv().await {
-                Some(Line::Data(line)) => line,
-                Some(Line::TooLong(error)) => return Err(error),
+            let line = tokio::select! {
+                line = self.lines.next() => line,
+                occurrence = self.carrier.next() => {
+                    self.occurred(occurrence)?;
+                    return Ok(Heard::Noted);
+                }
+            };
+            let line = match line {
+                Some(line) => line?,
                 None => return Err(self.gone().await),
             };
+            // It has started. Whoever is told nothing for long, such as a spare, is in nobody's way.
+            self.starting = None;
             let Some(heard) = self.hearing.line(&line, answer.as_deref_mut()) else {
                 continue;
             };
@@ -444,7 +494,9 @@ impl Session {
                 }
                 Heard::Results(calls) => {
                     for call in &calls {
-                        self.pairing.cli_answered(call);
+                        if let CliAnswered::Instead(answer) = self.pairing.cli_answered(call) {
+                            self.write_answer(&answer, false)?;
+                        }
                     }
                     return Ok(Heard::Results(calls));
                 }
@@ -453,7 +505,7 @@ impl Session {
                     session,
                     model,
                 } => {
-                    self.starting = None;
+                    self.is_lost = self.resumes.as_ref().is_some_and(|of| *of != session);
                     self.cli_session.clone_from(&session);
                     self.model.clone_from(&model);
                     self.isolated = matches!(verdict, InitVerdict::Isolated);
@@ -488,7 +540,7 @@ impl Session {
         self.phase = Phase::Idle;
         for answer in self.pairing.close().answers {
             // The CLI ignores an answer to a call that it has given up (2.1.332); a closed pipe needs none.
-            let _ = self.write_answer(&answer);
+            let _ = self.write_answer(&answer, false);
         }
     }
 
@@ -508,11 +560,12 @@ impl Session {
         }
         // Before the CLI has taken the tools over it lists none (2.1.294 to 2.1.332).
         self.settled().await?;
-        let reply = self.control(&ControlRequest::McpStatus {}).await?;
-        let reply: McpStatusReply = serde_json::from_str(reply.get()).map_err(|_| {
-            let what = "the CLI's answer to mcp_status has an unknown shape";
-            Error::new(ErrorCode::ProtocolShape, what)
-        })?;
+        let reply = tokio::time::timeout(TOOLS_LIMIT, self.connected()).await;
+        let reply = reply.map_err(|_| {
+            let limit = TOOLS_LIMIT.as_secs();
+            let what = format!("the CLI did not fetch the tools within {limit} s");
+            Error::new(ErrorCode::McpStartup, what)
+        })??;
         let [server] = reply.servers.as_slice() else {
             let what = format!("the CLI has {} tool servers", reply.servers.len());
             return Err(Error::new(ErrorCode::IsolationMcp, what));
@@ -539,6 +592,29 @@ impl Session {
         check_tools(listed, catalogue.expected_tool_names()).into_result()
     }
 
+    /// What the CLI says of its tool servers once none of them is on its way.
+    async fn connected(&mut self) -> Result<McpStatusReply> {
+        loop {
+            let reply = self.control(&ControlRequest::McpStatus {}).await?;
+            let reply: McpStatusReply = serde_json::from_str(reply.get()).map_err(|_| {
+                let what = "the CLI's answer to mcp_status has an unknown shape";
+                Error::new(ErrorCode::ProtocolShape, what)
+            })?;
+            if !reply
+                .servers
+                .iter()
+                .any(|server| server.status == "pending")
+            {
+                return Ok(reply);
+            }
+            match self.carrier.is_listed() {
+                // It tells nobody when it has taken over what it fetched.
+                true => tokio::time::sleep(TOOLS_PAUSE).await,
+                false => drop(self.next(None).await?),
+            }
+        }
+    }
+
     /// Whether requests for this model are for the one that the process serves: the same name, or its resolved id.
     pub(crate) fn serves(&self, model: &ModelId) -> bool {
         let own = self.settings.as_ref().map(|settings| &settings.model);
@@ -560,6 +636,7 @@ impl Session {
             pid: self.group.pid(),
             started_unix_s: self.started_unix_s,
             generations: self.generations,
+            running: false,
             parked: self.phase != Phase::Idle,
             messages: self.record.len(),
             plan: PlanKind::Fresh,
@@ -638,7 +715,7 @@ impl Session {
             return Ok(());
         };
         let address = wrapped.return_address();
-        let Some(server) = &mut self.server else {
+        let Carrier::InBand(Some(server)) = &mut self.carrier else {
             let mut line = in_band::wrap_error(&address, "no MCP server of that name is here");
             line.push(b'\n');
             self.group.stdin().write(line)?;
@@ -651,24 +728,39 @@ impl Session {
         }
         match reply.occurrence {
             Occurrence::Call(call) => {
-                match self
-                    .pairing
-                    .arrived(call.tool_use_id, (address, call.rpc_id))
-                {
-                    Arrived::Waits | Arrived::Parked => {}
-                    Arrived::Answered(answer) | Arrived::Refused(_, answer) => {
-                        self.write_answer(&answer)?;
-                    }
-                }
+                self.arrived(call.tool_use_id, Address::InBand(address, call.rpc_id))
             }
             Occurrence::Cancelled(id) => {
-                if let Some(answer) = self.pairing.cancelled(|(_, of)| *of == id) {
-                    self.write_answer(&answer)?;
-                }
+                self.given_up(|to| matches!(to, Address::InBand(_, of) if *of == id))
             }
-            _ => {}
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    fn occurred(&mut self, occurrence: http::Occurrence) -> Result<()> {
+        match occurrence {
+            http::Occurrence::Call { call, to } => {
+                self.arrived(call.tool_use_id, Address::Http(to))
+            }
+            http::Occurrence::Cancelled(to) => self.given_up(|of| *of == Address::Http(to)),
+            http::Occurrence::Listed | http::Occurrence::Violation(_) => Ok(()),
+        }
+    }
+
+    fn arrived(&mut self, id: Option<ToolUseId>, to: Address) -> Result<()> {
+        match self.pairing.arrived(id, to) {
+            Arrived::Waits | Arrived::Parked => Ok(()),
+            Arrived::Answered(answer) | Arrived::Refused(_, answer) => {
+                self.write_answer(&answer, false)
+            }
+        }
+    }
+
+    fn given_up(&mut self, is: impl Fn(&Address) -> bool) -> Result<()> {
+        match self.pairing.cancelled(is) {
+            Some(answer) => self.write_answer(&answer, false),
+            None => Ok(()),
+        }
     }
 
     /// Takes the running turn back: interrupts it, waits for its end, and removes everything from its first line on from
@@ -681,28 +773,29 @@ impl Session {
         let Some((line, last)) = self.line.clone().zip(self.last_line.clone()) else {
             return Ok(());
         };
-        self.end_turn(&last).await?;
-        self.rewind_to(&line, &last).await
+        let began = self.end_turn(&last).await?;
+        self.rewind_to(&line, &last, began).await
     }
 
     /// Takes a parked turn back, as the plan says, and the record with it.
     pub(crate) async fn rewind(&mut self, rewind: &sync::Rewind) -> Result<()> {
         let to = rewind.to.hyphenated().to_string();
         let last = self.last_line.clone().unwrap_or_else(|| to.clone());
-        self.end_turn(&last).await?;
-        self.rewind_to(&to, &last).await?;
+        let began = self.end_turn(&last).await?;
+        self.rewind_to(&to, &last, began).await?;
         self.record.cut(rewind.len);
         Ok(())
     }
 
-    async fn end_turn(&mut self, line: &str) -> Result<()> {
+    /// Whether the turn had begun: a line that was taken out of the queue is nowhere in the conversation.
+    async fn end_turn(&mut self, line: &str) -> Result<bool> {
         match self.phase {
-            Phase::Idle => Ok(()),
+            Phase::Idle => Ok(true),
             Phase::Running => self.interrupt(line).await,
         }
     }
 
-    async fn rewind_to(&mut self, line: &str, last_seen: &str) -> Result<()> {
+    async fn rewind_to(&mut self, line: &str, last_seen: &str, began: bool) -> Result<()> {
         let rewind = ControlRequest::RewindConversation {
             target_message_uuid: line,
             last_seen_user_message_uuid: Some(last_seen),
@@ -712,7 +805,8 @@ impl Session {
             let what = "the CLI's answer to rewind_conversation has an unknown shape";
             Error::new(ErrorCode::ProtocolShape, what)
         })?;
-        match reply.rewound || reply.reason.as_deref() == Some("target_not_found") {
+        let was_never = !began && reply.reason.as_deref() == Some("target_not_found");
+        match reply.rewound || was_never {
             true => Ok(()),
             false => Err(Error::new(
                 ErrorCode::ProtocolResult,
@@ -721,7 +815,7 @@ impl Session {
         }
     }
 
-    async fn interrupt(&mut self, line: &str) -> Result<()> {
+    async fn interrupt(&mut self, line: &str) -> Result<bool> {
         let id = self.next_control()?;
         let request = ControlRequest::Interrupt {
             cancel_queued: true,
@@ -730,19 +824,23 @@ impl Session {
             .stdin()
             .write(control::control_request(&id, &request).into_bytes())?;
         let ended = async {
+            let mut began = true;
             while self.phase != Phase::Idle {
                 match self.next(None).await? {
-                    Heard::Cancelled { uuid } if uuid == line => self.turn_is_over(),
+                    Heard::Cancelled { uuid } if uuid == line => {
+                        began = false;
+                        self.turn_is_over();
+                    }
                     _ => {}
                 }
             }
-            Ok::<_, Error>(())
+            Ok::<_, Error>(began)
         };
-        tokio::time::timeout(INTERRUPT_LIMIT, ended)
+        let began = tokio::time::timeout(INTERRUPT_LIMIT, ended)
             .await
             .map_err(|_| late("end an interrupted turn", INTERRUPT_LIMIT))??;
         self.asked.remove(&id);
-        Ok(())
+        Ok(began)
     }
 
     async fn gone(&mut self) -> Error {
@@ -768,7 +866,10 @@ impl Session {
             ..
         } = self;
         let exit = group.end(policy).await;
-        let _ = removed.await;
+        // One that is still there after its kill keeps its files until it goes, and nobody waits for that.
+        if exit.is_ok() {
+            let _ = removed.await;
+        }
         drop(place);
         exit
     }
@@ -776,10 +877,15 @@ impl Session {
 
 /// The settings that make a process fit; a model only before the first line, since later it would leave command text in
 /// the conversation (2.1.294 to 2.1.332).
-fn settings_of(wanted: &Fit, has: Option<&Fit>) -> Option<serde_json::Value> {
-    let env = json!({"CLAUDE_CODE_EXTRA_BODY": wanted.extra});
+fn settings_of(wanted: &Fit, has: Option<&Fit>, gate: &str) -> Option<serde_json::Value> {
+    let mut env = json!({"CLAUDE_CODE_EXTRA_BODY": wanted.extra});
+    if !gate.is_empty() {
+        // Who says one variable says both.
+        env["CLAUDE_CODE_BLOCKING_LIMIT_OVERRIDE"] = gate.into();
+    }
     let effort = wanted.effort.map(Effort::as_str);
     match has {
+        None if has_model => Some(json!({"effortLevel": effort, "env": env})),
         None => Some(json!({"model": wanted.model, "effortLevel": effort, "env": env})),
         Some(has) if (has.effort, &has.extra) == (wanted.effort, &wanted.extra) => None,
         Some(_) => Some(json!({"effortLevel": effort, "env": env})),
@@ -794,7 +900,13 @@ fn refused(_why: String) -> Error {
     )
 }
 
-fn late(what: &str, limit: Duration) -> Error {
+/// The CLI has begun another conversation than the one that it was to resume.
+fn lost() -> Error {
+    let what = "the CLI does not have the conversation that it was to resume";
+    Error::new(ErrorCode::ProcessExit, what)
+}
+
+pub(crate) fn late(what: &str, limit: Duration) -> Error {
     Error::new(
         ErrorCode::ControlTimeout,
         format!("the CLI did not {what} within {} s", limit.as_secs()),
@@ -807,37 +919,3 @@ fn expected_of(catalogue: Option<&Catalogue>) -> Expected {
         tools: catalogue.expected_tool_names().map(str::to_owned).collect(),
     })
 }
-
-async fn read_lines(mut stdout: Stdout, mut raw: Option<RawFile>, sender: mpsc::Sender<Line>) {
-    let mut lines = LineSplitter::new(LINE_BYTES);
-    loop {
-        let buffer = lines.read_buf();
-        let before = buffer.len();
-        let read = stdout.read_buf::<BytesMut>(buffer).await;
-        let ended = !matches!(read, Ok(1..));
-        if let Some(raw) = &mut raw {
-            raw.write(&buffer[before..]);
-        }
-        loop {
-            let line = match lines.next_line() {
-                // A sign of life of a running tool, every 30 s: it would fill the queue while the host works.
-                Ok(Some(line)) if line.starts_with(TOOL_PROGRESS) => continue,
-                Ok(Some(line)) => Line::Data(line),
-                Ok(None) => break,
-                Err(error) => Line::TooLong(hearing::too_long(&error)),
-            };
-            if sender.send(line).await.is_err() {
-                return;
-            }
-        }
-        if ended {
-            if let Some(line) = lines.finish() {
-                let _ = sender.send(Line::Data(line)).await;
-            }
-            return;
-        }
-    }
-}
-
-/// How a `tool_progress` record begins (2.1.332).
-const TOOL_PROGRESS: &[u8] = br#"{"type":"tool_progress""#;

@@ -1,22 +1,34 @@
 //! What a pool shows of itself to other programs of the same person: keys, processes, what was done last and why.
 //!
-//! A small file in the state directory, written anew at each change and removed at the end. It holds keys and reasons and
+//! A small file in the state directory, written anew after changes and removed at the end. It holds keys and reasons and
 //! nothing that was said.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::keys::Key;
 use crate::event::{Plan, PlanKind};
 
 /// The folder of these files in the pool's part of the state directory.
 const STATUS: &str = "status";
-/// Most bytes of one file that is read: a key is at most some hundred bytes.
+/// Most bytes of one file that is read: 500 processes of [`SHOWN_CHARS`] twice, far more than a machine can run.
 const FILE_BYTES: u64 = 1024 * 1024;
+/// Most files that are looked at; each running program has one.
+const FILES: usize = 1000;
+/// Shortest time between two writes: what a person looks at need not be newer, and a disk is written to at most so often
+/// however fast the tools of the host are.
+const WRITE_PAUSE: Duration = Duration::from_millis(100);
+/// Age from which a half-written file is one of a program that was killed: a write takes a millisecond.
+const LEFT_OVER_AGE: Duration = Duration::from_secs(60);
+/// Longest key or reason that is shown; hosts choose their keys.
+const SHOWN_CHARS: usize = 300;
 
 /// One live process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +42,9 @@ pub struct Shown {
     pub started_unix_s: i64,
     /// Generations that it served.
     pub generations: u32,
+    /// Whether a generation runs.
+    #[serde(default)]
+    pub running: bool,
     /// Whether it waits for results of tools.
     pub parked: bool,
     /// Messages that its conversation holds.
@@ -43,9 +58,20 @@ pub struct Shown {
 impl Shown {
     pub(crate) fn plan(mut self, plan: &Plan) -> Self {
         self.plan = plan.kind;
-        self.reason.clone_from(&plan.reason);
+        self.reason = cut(&plan.reason);
+        self.key = cut(&self.key);
         self
     }
+
+    pub(crate) fn running(mut self) -> Self {
+        self.running = true;
+        self.parked = false;
+        self
+    }
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(SHOWN_CHARS).collect()
 }
 
 /// What one program shows.
@@ -59,13 +85,35 @@ pub struct PoolStatus {
 }
 
 /// Where it is shown.
+///
+/// Whoever changes something waits for no disk: a task writes, at most every [`WRITE_PAUSE`], and only what differs from
+/// what stands there.
 #[derive(Debug)]
 pub(crate) struct Board {
-    file: Option<PathBuf>,
+    shared: Arc<Shared>,
+    _writer: Option<AbortOnDropHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
     shown: Mutex<BTreeMap<Key, Shown>>,
+    changed: Notify,
+    file: Mutex<Kept>,
+}
+
+/// The file, and what stands in it.
+#[derive(Debug)]
+struct Kept {
+    path: Option<PathBuf>,
+    bytes: Vec<u8>,
+    /// How often it was written or removed.
+    writes: u64,
+    /// Nothing is written any more.
+    closed: bool,
 }
 
 impl Board {
+    /// Has to be called within a tokio runtime.
     pub(crate) fn new(pool_dir: Option<&Path>) -> Self {
         // Several pools of one program have a file each.
         let name = format!(
@@ -73,63 +121,114 @@ impl Board {
             std::process::id(),
             uuid::Uuid::new_v4().simple()
         );
-        Self {
-            file: pool_dir.map(|dir| dir.join(STATUS).join(name)),
+        let path = pool_dir.map(|dir| dir.join(STATUS).join(name));
+        let has_file = path.is_some();
+        let shared = Arc::new(Shared {
             shown: Mutex::default(),
+            changed: Notify::new(),
+            file: Mutex::new(Kept {
+                path,
+                bytes: Vec::new(),
+                writes: 0,
+                closed: false,
+            }),
+        });
+        let writer = has_file.then(|| tokio::spawn(write_changes(Arc::clone(&shared))));
+        Self {
+            shared,
+            _writer: writer.map(AbortOnDropHandle::new),
         }
     }
 
     pub(crate) fn set(&self, key: &Key, shown: Shown) {
-        self.change(|all| {
+        let mut all = self.shared.shown();
+        if all.get(key) != Some(&shown) {
             all.insert(key.clone(), shown);
-        });
+            self.shared.changed.notify_one();
+        }
     }
 
     pub(crate) fn remove(&self, key: &Key) {
-        self.change(|all| {
-            all.remove(key);
-        });
+        if self.shared.shown().remove(key).is_some() {
+            self.shared.changed.notify_one();
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.shown
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .len()
+        self.shared.shown().len()
     }
 
+    /// Shows nothing any more. The file is gone when this returns.
     pub(crate) fn clear(&self) {
-        self.change(BTreeMap::clear);
-    }
-
-    fn change(&self, change: impl FnOnce(&mut BTreeMap<Key, Shown>)) {
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut shown);
-        let Some(file) = &self.file else { return };
-        // It is there to be looked at: a disk that does not take it fails nothing.
-        let written = match shown.is_empty() {
-            true => fs::remove_file(file),
-            false => write(
-                file,
-                &PoolStatus {
-                    host_pid: std::process::id(),
-                    sessions: shown.values().cloned().collect(),
-                },
-            ),
-        };
-        if let Err(error) = written {
-            tracing::trace!(%error, "the pool's status was not written");
-        }
+        self.shared.shown().clear();
+        self.shared.write();
     }
 }
 
 impl Drop for Board {
     fn drop(&mut self) {
         self.clear();
+        self.shared.file().closed = true;
     }
 }
 
-fn write(file: &Path, status: &PoolStatus) -> std::io::Result<()> {
+impl Shared {
+    fn shown(&self) -> MutexGuard<'_, BTreeMap<Key, Shown>> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn file(&self) -> MutexGuard<'_, Kept> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Brings the file up to date.
+    fn write(&self) {
+        // First the file, so that what is written last is what is shown last.
+        let mut file = self.file();
+        let sessions: Vec<_> = self.shown().values().cloned().collect();
+        if let Err(error) = file.replace(sessions) {
+            // It is there to be looked at: a disk that does not take it fails nothing.
+            tracing::trace!(%error, "the pool's status was not written");
+        }
+    }
+}
+
+impl Kept {
+    fn replace(&mut self, sessions: Vec<Shown>) -> std::io::Result<()> {
+        let bytes = match sessions.is_empty() {
+            true => Vec::new(),
+            false => serde_json::to_vec(&PoolStatus {
+                host_pid: std::process::id(),
+                sessions,
+            })?,
+        };
+        let Some(path) = self.path.as_ref().filter(|_| !self.closed) else {
+            return Ok(());
+        };
+        if bytes == self.bytes {
+            return Ok(());
+        }
+        self.writes += 1;
+        match bytes.is_empty() {
+            true => fs::remove_file(path)?,
+            false => write(path, &bytes)?,
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+async fn write_changes(shared: Arc<Shared>) {
+    loop {
+        shared.changed.notified().await;
+        let writing = Arc::clone(&shared);
+        // A writer that panicked has written nothing, and the next change is written again.
+        let _ = tokio::task::spawn_blocking(move || writing.write()).await;
+        tokio::time::sleep(WRITE_PAUSE).await;
+    }
+}
+
+fn write(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
     use std::io::Write;
     use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
     let folder = file.parent().unwrap_or(Path::new("/"));
@@ -145,7 +244,7 @@ fn write(file: &Path, status: &PoolStatus) -> std::io::Result<()> {
         .truncate(true)
         .mode(0o600)
         .open(&next)?;
-    opened.write_all(&serde_json::to_vec(status)?)?;
+    opened.write_all(bytes)?;
     fs::rename(&next, file)
 }
 
@@ -155,8 +254,13 @@ pub fn read(state_dir: &Path) -> Vec<PoolStatus> {
         return Vec::new();
     };
     let mut all = Vec::new();
-    for entry in entries.flatten() {
+    for entry in entries.flatten().take(FILES) {
         let path = entry.path();
+        if path.extension().is_none_or(|kind| kind != "json") {
+            // One that is being written, or was when its program was killed.
+            remove_old(&path);
+            continue;
+        }
         let status = fs::metadata(&path)
             .ok()
             .filter(|meta| meta.len() <= FILE_BYTES)
@@ -174,6 +278,17 @@ pub fn read(state_dir: &Path) -> Vec<PoolStatus> {
     all
 }
 
+/// Removes a file that nobody can be writing any more.
+fn remove_old(path: &Path) {
+    let age = fs::metadata(path)
+        .and_then(|meta| meta.modified())
+        .ok()
+        .and_then(|at| at.elapsed().ok());
+    if age.is_some_and(|age| age > LEFT_OVER_AGE) {
+        let _ = fs::remove_file(path);
+    }
+}
+
 /// Whether there is a process of this number. One that took the number of a program that is gone shows its file until it
 /// ends; the file says when each process was started.
 fn is_running(pid: u32) -> bool {
@@ -182,3 +297,7 @@ fn is_running(pid: u32) -> bool {
         .and_then(rustix::process::Pid::from_raw);
     pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
 }
+
+#[cfg(test)]
+#[path = "status_tests.rs"]
+mod tests;

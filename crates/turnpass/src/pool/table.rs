@@ -1,6 +1,7 @@
 //! The live processes of a pool: one seat for each key, places within the memory budget, one spare.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,11 +12,13 @@ use tokio_util::task::TaskTracker;
 
 use super::keys::Key;
 use super::launcher::{Launcher, Shape, Stored};
+use super::options::ToolCarrier;
 use super::session::{Phase, Session};
 use super::status::{Board, Shown};
 use crate::cli::places::{Place, Places};
 use crate::error::{Error, ErrorCode, Result};
 use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
+use crate::tools::Catalogue;
 
 /// An advisor's process that was not asked for so long is ended (pool document).
 pub(crate) const ADVISOR_IDLE: Duration = Duration::from_secs(60 * 60);
@@ -37,11 +40,16 @@ pub(crate) struct Table {
     pub(crate) launcher: Launcher,
     seats: Mutex<HashMap<Key, Seat>>,
     places: Places,
+    /// Of the one who waits for a place and makes room for it; the others wait in order behind that one, so that nobody
+    /// ends more conversations than are in the way.
+    makes_room: tokio::sync::Mutex<()>,
     spare: Mutex<Option<Spare>>,
     keeps_spare: bool,
     board: Board,
     tasks: TaskTracker,
     closing: CancellationToken,
+    /// Credits came into use: no process is kept any more.
+    halted: AtomicBool,
 }
 
 /// A process that was told nothing yet.
@@ -62,11 +70,14 @@ impl Table {
             launcher,
             seats: Mutex::default(),
             places: Places::within(options.memory_budget_bytes),
+            makes_room: tokio::sync::Mutex::default(),
             spare: Mutex::default(),
-            keeps_spare: options.spare,
+            // A listener's tools are told to a process with its start, when nobody knows yet which they will be.
+            keeps_spare: options.spare && options.tools == ToolCarrier::InBand,
             board,
             tasks,
             closing: CancellationToken::new(),
+            halted: AtomicBool::new(false),
         });
         let (weak, closing) = (Arc::downgrade(&table), table.closing.clone());
         tokio::spawn(async move {
@@ -111,32 +122,27 @@ impl Table {
         self: &Arc<Self>,
         shape: &Shape,
         key: &Key,
+        tools: &Catalogue,
         stored: Option<Stored<'_>>,
     ) -> Result<Session> {
-        let session = match stored {
-            None => match self.take_spare(shape).await? {
-                Some(session) => session,
-                None => {
-                    let place = self.place().await?;
-                    self.launcher
-                        .start(shape, key.as_str(), None, place)
-                        .await?
-                }
-            },
-            stored => {
-                let place = self.place().await?;
-                self.launcher
-                    .start(shape, key.as_str(), stored, place)
-                    .await?
-            }
-        };
-        Ok(session)
+        if stored.is_none()
+            && let Some(spare) = self.take_spare(shape).await?
+        {
+            return Ok(spare);
+        }
+        let place = self.place().await?;
+        let tools = (!tools.is_empty()).then_some(tools);
+        self.launcher
+            .start(shape, key.as_str(), tools, stored, place)
+            .await
     }
 
     async fn program(&self) -> Result<String> {
         let found = self.launcher.installed.checked().await?;
         let path = found.executable.path.display();
-        Ok(format!("{path} {}", found.version))
+        // A spare that was started before a plugin was learned has it.
+        let learned = self.launcher.learned_plugins();
+        Ok(format!("{path} {} {learned:?}", found.version))
     }
 
     async fn take_spare(&self, shape: &Shape) -> Result<Option<Session>> {
@@ -168,9 +174,14 @@ impl Table {
 
     /// Starts a process ahead of the next conversation, if the budget has a free place.
     pub(crate) fn keep_spare(self: &Arc<Self>, shape: &Shape) {
-        if !self.keeps_spare || !shape.persists || self.closing.is_cancelled() {
+        let ends = self.closing.is_cancelled() || self.halted.load(Ordering::Relaxed);
+        if !self.keeps_spare || !shape.persists || ends {
             return;
         }
+        // A conversation that waits for a place needs it more.
+        let Ok(_nobody_waits) = self.makes_room.try_lock() else {
+            return;
+        };
         {
             let mut spare = self.spare();
             match &*spare {
@@ -194,7 +205,10 @@ impl Table {
             let coming = Coming(&table);
             let made = async {
                 let program = table.program().await?;
-                let mut session = table.launcher.start(&shape, "spare", None, place).await?;
+                let mut session = table
+                    .launcher
+                    .start(&shape, "spare", None, None, place)
+                    .await?;
                 session.warm_up().await?;
                 Ok::<_, Error>((session, program))
             };
@@ -213,6 +227,9 @@ impl Table {
 
     /// A place within the budget, for which the process that was idle longest is ended if need be.
     async fn place(&self) -> Result<Place> {
+        let _first = self.makes_room.lock().await;
+        // The place of a process that is being ended comes for certain, and is this one's.
+        let mut is_coming = false;
         loop {
             if self.closing.is_cancelled() {
                 return Err(closed());
@@ -221,7 +238,9 @@ impl Table {
             if let Some(place) = self.places.take() {
                 return Ok(place);
             }
-            self.evict();
+            if !is_coming {
+                is_coming = self.evict();
+            }
             tokio::select! {
                 () = freed => {}
                 () = self.closing.cancelled() => return Err(closed()),
@@ -229,8 +248,14 @@ impl Table {
         }
     }
 
-    /// Ends the spare, else the idle process that was used least lately, else one that waits for results of tools.
-    fn evict(&self) {
+    /// Says that a process rests from now on, to whoever waits for a place.
+    pub(crate) fn rests(&self) {
+        self.places.tell();
+    }
+
+    /// Ends the spare, else the idle process that was used least lately, else one that waits for results of tools. False
+    /// when all are at work.
+    fn evict(&self) -> bool {
         let spare = {
             let mut spare = self.spare();
             match spare.take() {
@@ -242,7 +267,8 @@ impl Table {
             }
         };
         if let Some(session) = spare {
-            return self.end(*session);
+            self.end(*session);
+            return true;
         }
         let free: Vec<_> = {
             let seats = self.seats();
@@ -258,19 +284,53 @@ impl Table {
             let parked = held.as_ref().is_some_and(|s| s.phase() != Phase::Idle);
             (parked, *used)
         });
-        if let Some((key, _, mut held)) = oldest
-            && let Some(session) = held.take()
-        {
-            self.board.remove(&key);
-            self.end(session);
-        }
+        let Some((key, _, mut held)) = oldest else {
+            return false;
+        };
+        let Some(session) = held.take() else {
+            return false;
+        };
+        self.board.remove(&key);
+        self.end(session);
+        true
+    }
+
+    /// Forgets the process of a key the moment it dies, so that its place, its lock and its files do not wait for a request.
+    pub(crate) fn watch(self: &Arc<Self>, key: &Key, session: &Session) {
+        let (death, key, weak) = (session.death(), key.clone(), Arc::downgrade(self));
+        // Ends with the process, as every process does.
+        self.tasks.spawn(async move {
+            death.await;
+            let Some(table) = weak.upgrade() else { return };
+            let seat = table
+                .seats()
+                .get(&key)
+                .map(|seat| Arc::clone(&seat.session));
+            let Some(seat) = seat else { return };
+            let held = tokio::select! {
+                held = seat.lock_owned() => Some(held),
+                () = table.closing.cancelled() => None,
+            };
+            if let Some(mut held) = held
+                && let Some(dead) = held.take_if(|session| !session.is_alive())
+            {
+                table.board.remove(&key);
+                table.discard(dead);
+            }
+            table.tidy();
+        });
     }
 
     /// Ends a process in the background, within bounds.
     pub(crate) fn end(&self, session: Session) {
+        // One that waits for results of tools does not end with its input (2.1.332), and nothing of its turn is wanted.
+        let policy = match session.phase() {
+            Phase::Idle => EndPolicy::SESSION,
+            Phase::Running => EndPolicy::CANCEL,
+        };
         self.tasks.spawn(async move {
             // Bounded by the policy; a process that cannot be ended is reported by its owner.
-            let _ = session.end(EndPolicy::SESSION).await;
+            let _ = session.end(policy).await;
         });
     }
 
@@ -284,6 +344,7 @@ impl Table {
 
     /// Ends every process that nobody is using; the others end when they are let go.
     pub(crate) fn end_all(&self) {
+        self.halted.store(true, Ordering::Relaxed);
         let free: Vec<_> = {
             let seats = self.seats();
             let free = |seat: &Seat| Arc::clone(&seat.session).try_lock_owned().ok();
@@ -396,11 +457,13 @@ impl Coming<'_> {
     fn ready(self, session: Session, program: String) {
         let mut spare = self.0.spare();
         // A shutdown that has emptied the place would leave this one behind.
-        if self.0.closing.is_cancelled() {
+        if self.0.closing.is_cancelled() || self.0.halted.load(Ordering::Relaxed) {
             drop(spare);
             return self.0.end(session);
         }
         *spare = Some(Spare::Ready(Box::new(session), program));
+        drop(spare);
+        self.0.rests();
     }
 }
 

@@ -265,6 +265,11 @@ impl ChildGroup {
         self.stderr.text()
     }
 
+    /// Kills the group at once, without waiting for its end.
+    pub fn kill(&self) {
+        self.group.signal(Signal::KILL);
+    }
+
     /// How the leader ended, if it has.
     pub fn exit(&self) -> Option<Exit> {
         self.state.borrow().exit()

@@ -18,6 +18,9 @@ pub const RECORD_FILE_BYTES: u64 = 8 * 1024 * 1024;
 /// Older files that are kept beside the one that is written.
 pub const RECORD_FILES_KEPT: u32 = 3;
 
+/// Older files that are looked for: a program may have kept more than [`RECORD_FILES_KEPT`].
+const OLDER_FILES_READ: u32 = 64;
+
 /// Longest line that is read, in bytes; what is longer is no record of ours.
 const LINE_BYTES: u64 = 64 * 1024;
 
@@ -147,7 +150,7 @@ pub fn read(folder: &Path, mut each: impl FnMut(StreamRecord)) -> Result<u64> {
     let mut skipped = 0;
     // A file may be turned over while this reads: then its records are met again under the older name or not at all,
     // which a look at a log can bear.
-    for number in (0..=RECORD_FILES_KEPT).rev() {
+    for number in (0..=OLDER_FILES_READ).rev() {
         match opened.read(&older(number)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             file => skipped += read_file(file.map_err(failed)?, &mut each).map_err(failed)?,

@@ -26,6 +26,9 @@ const FIELD_DIGITS: usize = 3;
 const RUN_BYTES: usize = 12;
 /// Largest number that stays under the name of an id; JSON-RPC counts its messages with small ones.
 const SMALL_ID: u64 = 9_999;
+/// Smallest number that stays only under the name of a time: counts of tokens, bytes and milliseconds are smaller, the
+/// numbers of accounts and telephones are not.
+const LARGE_NUMBER: f64 = 1e9;
 
 /// Keys whose values are words of the protocol.
 const VOCABULARY: &[&str] = &[
@@ -90,6 +93,13 @@ const FREE: &[&str] = &[
     "structured_content",
     "structured_output",
     "tool_use_result",
+    "author",
+    "owner",
+    "person",
+    "team",
+    "user_info",
+    "userInfo",
+    "workspace",
 ];
 
 /// What ids of the service begin with.
@@ -256,7 +266,7 @@ impl Redactor {
 
     fn value(&mut self, key: &str, value: Value) -> Value {
         match value {
-            Value::Object(map) if FREE.contains(&key) => self.free(Value::Object(map)),
+            value if FREE.contains(&key) => self.free(value),
             Value::Object(map) => {
                 let fields = map.into_iter().map(|(name, value)| {
                     let value = self.value(&name, value);
@@ -268,13 +278,8 @@ impl Redactor {
                 let list = list.into_iter().map(|value| self.value(key, value));
                 Value::Array(list.collect())
             }
-            Value::String(text) if FREE.contains(&key) => Value::String(self.text(&text)),
             Value::String(text) => Value::String(self.string(key, &text)),
-            Value::Number(number)
-                if is_id_field(key) && number.as_u64().is_none_or(|id| id > SMALL_ID) =>
-            {
-                Value::from(0)
-            }
+            Value::Number(number) if is_telling(key, &number) => Value::from(0),
             other => other,
         }
     }
@@ -378,6 +383,26 @@ fn is_id_field(key: &str) -> bool {
     key == "id" || ends.iter().any(|end| key.ends_with(end))
 }
 
+/// Whether a number can say whose it is.
+fn is_telling(key: &str, number: &serde_json::Number) -> bool {
+    let is_large = number
+        .as_f64()
+        .is_none_or(|number| number.abs() >= LARGE_NUMBER);
+    let times = [
+        "_at",
+        "At",
+        "reset",
+        "timestamp",
+        "_time",
+        "Time",
+        "_ms",
+        "Ms",
+    ];
+    let is_time = times.iter().any(|end| key.ends_with(end));
+    let small = number.as_u64().is_some_and(|number| number <= SMALL_ID);
+    (is_id_field(key) && !small) || (is_large && !is_time)
+}
+
 /// What an id begins with, if that is known.
 fn id_prefix(text: &str) -> Option<&'static str> {
     let (prefix, _) = text.split_once('_')?;
@@ -392,6 +417,10 @@ fn is_service_id(text: &str) -> bool {
         && rest
             .bytes()
             .any(|b| b.is_ascii_digit() || b.is_ascii_uppercase())
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
 fn is_uuid(text: &str) -> bool {
@@ -417,13 +446,15 @@ fn is_word(text: &str) -> bool {
         .split(|c: char| !c.is_ascii_alphanumeric())
         .any(|run| run.len() >= RUN_BYTES && run.bytes().any(|b| b.is_ascii_digit()));
     // A point stands within a version; after a letter it stands within the name of a machine or a file.
-    let is_address =
-        stem.as_bytes()
+    let is_address = stem.as_bytes()
             .windows(2)
             .any(|two| two[1] == b'.' && !two[0].is_ascii_digit())
             || stem.rsplit('.').next().is_some_and(|end| {
                 end.len() < stem.len() && !end.bytes().all(|b| b.is_ascii_digit())
-            });
+            })
+            // Of a machine in a network; a version has three numbers.
+            || stem.split('.').filter(|part| is_number(part)).count() > 3
+            || stem.matches(':').count() > 3;
     let begins_like_a_token = ["sk-", "pk-", "ey", "gh", "xox", "AKIA"]
         .iter()
         .any(|begin| stem.starts_with(begin));

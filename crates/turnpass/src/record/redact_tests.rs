@@ -153,6 +153,9 @@ fn a_word_is_nothing_that_names_somebody() {
         "gho_x",
         "1.2.x",
         "ab1234567890",
+        "192.168.1.77",
+        "00:1a:2b:3c:4d:5e",
+        "fe80::1:2:3",
     ] {
         assert!(!is_word(text), "{text}");
     }
@@ -161,6 +164,33 @@ fn a_word_is_nothing_that_names_somebody() {
         .filter(|marker| !marker.starts_with("toolu_"))
     {
         assert!(!is_word(marker), "{marker}");
+    }
+}
+
+#[test]
+fn no_number_names_somebody_and_escapes_hide_nothing() {
+    // Written as a CLI might write it: every letter of the text as an escape, the key too.
+    let text = r#"{"type":"system","\u006eame":"\u006aane\u0040private.example","cwd":"\u002fhome\u002fjane",
+        "phone":491701234567,"balance":-1234567890.5,"input":[491701234567,42,"jane"],"arguments":42,
+        "user_id":123456,"id":7,"owner":{"name":"jane"},"resets_at":1764547200,"timestamp":1764547200000,
+        "duration_ms":1764547200000,"input_tokens":999999,"total_cost_usd":0.125}"#;
+    let redacted = redact(text.replace('\n', "").as_bytes());
+    let text = String::from_utf8(redacted.bytes).unwrap();
+    for part in ["jane", "private", "home", "4917", "1234567", "123456", "42"] {
+        assert!(!text.contains(part), "{part} in {text}");
+    }
+    let kept: Value = serde_json::from_str(&text).unwrap();
+    for (field, value) in [
+        ("id", json!(7)),
+        ("resets_at", json!(1_764_547_200)),
+        ("timestamp", json!(1_764_547_200_000_u64)),
+        ("input_tokens", json!(999_999)),
+        ("total_cost_usd", json!(0.125)),
+        ("phone", json!(0)),
+        ("arguments", json!(0)),
+        ("input", json!([0, 0, "xxxx"])),
+    ] {
+        assert_eq!(kept[field], value, "{field}");
     }
 }
 

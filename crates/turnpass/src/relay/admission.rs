@@ -7,6 +7,7 @@
 
 use http::{HeaderMap, Method, StatusCode, Uri, header};
 
+use crate::loopback::origin::{Origin, origin_of};
 use crate::secret::Secret;
 
 /// Requests without the placeholder that may come before the real one (a title, a probe). More end the generation,
@@ -247,18 +248,10 @@ fn check_head(
     uri: &Uri,
     headers: &HeaderMap,
 ) -> Result<(), (StatusCode, Refusal)> {
-    // A foreign page or a rebound name is told nothing about what is served here (bug 125).
-    if headers.contains_key(header::ORIGIN) {
-        return Err((StatusCode::FORBIDDEN, Refusal::Origin));
-    }
-    let own = format!("127.0.0.1:{}", address.port);
-    let mut hosts = headers.get_all(header::HOST).iter();
-    if hosts
-        .next()
-        .is_none_or(|host| host.as_bytes() != own.as_bytes())
-        || hosts.next().is_some()
-    {
-        return Err((StatusCode::FORBIDDEN, Refusal::Host));
+    match origin_of(headers, address.port) {
+        Origin::Here => {}
+        Origin::Page => return Err((StatusCode::FORBIDDEN, Refusal::Origin)),
+        Origin::OtherHost => return Err((StatusCode::FORBIDDEN, Refusal::Host)),
     }
     let below = address
         .below(uri)

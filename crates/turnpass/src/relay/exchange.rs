@@ -406,6 +406,10 @@ impl<'a> Exchange<'a> {
             admitted.answer(Reply::Gone);
             return Ok(());
         }
+        if let Err(error) = self.service.ticket.sending() {
+            admitted.answer(Reply::Gone);
+            return Err(error);
+        }
         self.first_body = Some(admitted.body.clone());
         self.upstream_requests += 1;
         self.evidence.asked = true;

@@ -3,27 +3,20 @@
 //! A lane has one port, one secret path and one admission. It reads the head of a request, asks the admission, and only
 //! then reads the body; the request and the means to answer it then go to the generation that armed the lane.
 
-use std::collections::VecDeque;
-use std::convert::Infallible;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Full, Limited, StreamBody};
+use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::AbortHandle;
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::admission::{Admission, Judgement, LaneAddress, NATIVE_REQUEST_BYTES, Refusal};
 use crate::cli::launch::RelayAddress;
 use crate::error::{Error, ErrorCode, Result};
+use crate::loopback::{self, Caller, Listening, Port};
 use crate::secret::Secret;
 use crate::wire::messages::encode_text_reply;
 use crate::wire::usage::Usage;
@@ -31,12 +24,6 @@ use crate::wire::usage::Usage;
 /// Connections of one lane at a time (relay origin). The CLI uses one or two; when more come, the oldest that has not
 /// yet shown the lane's secret is closed, so that a storm cannot keep the CLI out.
 pub(crate) const CONNECTIONS_LIMIT: usize = 8;
-/// Largest request head (relay origin: 32 KiB).
-pub(crate) const HEAD_BYTES: usize = 32 * 1024;
-/// Longest wait for a whole request head (relay origin).
-pub(crate) const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
-/// Longest wait for a whole request body; the CLI sends 8 MiB over loopback in well under a second.
-pub(crate) const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Arrivals that wait for the generation. Refusals beyond it are counted in the admission all the same.
 const ARRIVALS: usize = 16;
 /// What the CLI reads instead of the real answer; not empty, since the CLI asks again after an empty one.
@@ -109,6 +96,7 @@ pub(crate) struct BrokenOff;
 #[derive(Debug)]
 pub(crate) struct Lane {
     shared: Arc<Shared>,
+    _listening: Listening,
 }
 
 #[derive(Debug)]
@@ -116,9 +104,6 @@ struct Shared {
     address: LaneAddress,
     admission: Mutex<Admission>,
     arrivals: mpsc::Sender<Arrival>,
-    connections: Mutex<Connections>,
-    /// The lane was dropped: its port and its connections go, also one that comes at this very moment.
-    closed: CancellationToken,
 }
 
 impl Lane {
@@ -135,23 +120,25 @@ impl Lane {
                 format!("no loopback port could be opened: {}", error.kind()),
             )
         };
-        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let listener = TcpListener::bind(any).await.map_err(failed)?;
-        let port = listener.local_addr().map_err(failed)?.port();
+        let port = Port::open().await.map_err(failed)?;
         let (arrivals, received) = mpsc::channel(ARRIVALS);
         let shared = Arc::new(Shared {
             address: LaneAddress {
-                port,
+                port: port.number(),
                 secret: Secret::generate(),
             },
             admission: Mutex::default(),
             arrivals,
-            connections: Mutex::default(),
-            closed: CancellationToken::new(),
         });
-        let accepting = accept(listener, Arc::clone(&shared), tasks.clone());
-        tasks.spawn(shared.closed.clone().run_until_cancelled_owned(accepting));
-        Ok((Self { shared }, received))
+        let answering = Arc::clone(&shared);
+        let listening = port.serve(tasks, CONNECTIONS_LIMIT, move |request, caller| {
+            answer(request, caller, Arc::clone(&answering))
+        });
+        let lane = Self {
+            shared,
+            _listening: listening,
+        };
+        Ok((lane, received))
     }
 
     /// Where the lane listens, for the launch of its process.
@@ -168,12 +155,6 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
-    fn drop(&mut self) {
-        self.shared.closed.cancel();
-    }
-}
-
 impl Shared {
     fn admission(&self) -> MutexGuard<'_, Admission> {
         // Nothing can panic while it is held, and every state of an admission is a whole one.
@@ -181,107 +162,11 @@ impl Shared {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn connections(&self) -> MutexGuard<'_, Connections> {
-        self.connections
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The open connections, oldest first.
-#[derive(Debug, Default)]
-struct Connections {
-    next: u64,
-    open: VecDeque<Connection>,
-}
-
-#[derive(Debug)]
-struct Connection {
-    id: u64,
-    trusted: bool,
-    task: Option<AbortHandle>,
-}
-
-impl Connections {
-    /// Makes room for one more. False when every place is held by a connection that showed the secret.
-    fn enter(&mut self) -> Option<u64> {
-        if self.open.len() >= CONNECTIONS_LIMIT {
-            let stranger = self
-                .open
-                .iter()
-                .position(|connection| !connection.trusted)?;
-            self.leave_at(stranger);
-        }
-        self.next += 1;
-        self.open.push_back(Connection {
-            id: self.next,
-            trusted: false,
-            task: None,
-        });
-        Some(self.next)
-    }
-
-    fn leave_at(&mut self, position: usize) {
-        if let Some(task) = self
-            .open
-            .remove(position)
-            .and_then(|connection| connection.task)
-        {
-            task.abort();
-        }
-    }
-
-    fn with(&mut self, id: u64, change: impl FnOnce(&mut Connection)) {
-        if let Some(connection) = self.open.iter_mut().find(|connection| connection.id == id) {
-            change(connection);
-        }
-    }
-
-    fn leave(&mut self, id: u64) {
-        self.open.retain(|connection| connection.id != id);
-    }
-}
-
-async fn accept(listener: TcpListener, shared: Arc<Shared>, tasks: TaskTracker) {
-    loop {
-        // A connection that broke before it was accepted is the peer's affair.
-        let Ok((stream, _)) = listener.accept().await else {
-            continue;
-        };
-        let Some(id) = shared.connections().enter() else {
-            continue;
-        };
-        let serving = serve(stream, id, Arc::clone(&shared));
-        let task = tasks.spawn(shared.closed.clone().run_until_cancelled_owned(serving));
-        shared
-            .connections()
-            .with(id, |connection| connection.task = Some(task.abort_handle()));
-    }
-}
-
-async fn serve(stream: TcpStream, id: u64, shared: Arc<Shared>) {
-    // Small answers must not wait for a full segment.
-    let _ = stream.set_nodelay(true);
-    let service = hyper::service::service_fn(|request| answer(request, id, &shared));
-    // A connection that ends in an error has been told so by its own end.
-    let _ = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .max_buf_size(HEAD_BYTES)
-        .keep_alive(true)
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
-    shared.connections().leave(id);
 }
 
 type Body = BoxBody<Bytes, BrokenOff>;
 
-async fn answer(
-    request: Request<Incoming>,
-    id: u64,
-    shared: &Arc<Shared>,
-) -> Result<Response<Body>, Infallible> {
+async fn answer(request: Request<Incoming>, caller: Caller, shared: Arc<Shared>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let trusted = shared.address.below(&head.uri).is_some();
     let judgement =
@@ -289,9 +174,7 @@ async fn answer(
             .admission()
             .judge(&shared.address, &head.method, &head.uri, &head.headers);
     if trusted {
-        shared
-            .connections()
-            .with(id, |connection| connection.trusted = true);
+        caller.trust();
     }
     match judgement {
         Judgement::Refuse(status, refusal) => {
@@ -309,18 +192,18 @@ async fn answer(
                 // A full queue loses no count: the admission has it.
                 let _ = shared.arrivals.try_send(Arrival::Refused(refusal));
             }
-            Ok(refused(status))
+            refused(status)
         }
         Judgement::Local => {
             // Read to its end so that the connection can be used again.
             let _ = read(body).await;
             let _ = shared.arrivals.send(Arrival::AnsweredLocally).await;
-            Ok(respond(Reply::Synthetic))
+            respond(Reply::Synthetic)
         }
         Judgement::Admit => {
             let Some(body) = read(body).await else {
                 let _ = shared.arrivals.send(Arrival::Unreadable).await;
-                return Ok(refused(StatusCode::GONE));
+                return refused(StatusCode::GONE);
             };
             let path = head.uri.path_and_query().map_or("", |path| path.as_str());
             let path = path
@@ -340,17 +223,16 @@ async fn answer(
                 .await
                 .is_err()
             {
-                return Ok(refused(StatusCode::GONE));
+                return refused(StatusCode::GONE);
             }
-            Ok(respond(replied.await.unwrap_or(Reply::Gone)))
+            respond(replied.await.unwrap_or(Reply::Gone))
         }
     }
 }
 
 async fn read(body: Incoming) -> Option<Bytes> {
     let limit = usize::try_from(NATIVE_REQUEST_BYTES).unwrap_or(usize::MAX);
-    let collected = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, limit).collect()).await;
-    Some(collected.ok()?.ok()?.to_bytes())
+    loopback::read(body, limit).await
 }
 
 fn respond(reply: Reply) -> Response<Body> {

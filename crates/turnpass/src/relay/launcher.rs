@@ -20,6 +20,8 @@ use crate::cli::private_dir::{PrivateDir, roots};
 use crate::cli::starts::Starts;
 use crate::error::{Error, ErrorCode, Result};
 use crate::models;
+use crate::models::discovery::Discovered;
+use crate::models::known::KnownModels;
 use crate::record::RawFile;
 use crate::request::{ModelId, Place, ThinkingDisplay};
 use crate::tools::Catalogue;
@@ -32,6 +34,7 @@ const STARTS: NonZeroU32 = NonZeroU32::new(2).expect("two is not zero");
 #[derive(Debug)]
 pub(crate) struct Launcher {
     installed: Arc<Installed>,
+    models: KnownModels,
     snapshot: Snapshot,
     inherited: InheritedCredentials,
     tool_server: Option<PathBuf>,
@@ -64,6 +67,7 @@ pub(crate) enum Shape<'a> {
 impl Launcher {
     pub(crate) fn new(
         installed: Arc<Installed>,
+        state_dir: Option<&Path>,
         snapshot: Snapshot,
         inherited: InheritedCredentials,
         tool_server: Option<PathBuf>,
@@ -72,6 +76,7 @@ impl Launcher {
     ) -> Self {
         Self {
             installed,
+            models: KnownModels::new(state_dir),
             snapshot,
             inherited,
             tool_server,
@@ -93,15 +98,22 @@ impl Launcher {
         ))
     }
 
-    /// Whether the model of a request takes its effort, by what is known of the installed version.
+    /// Asks the CLI for its models, and keeps what it tells.
+    pub(crate) async fn discover(&self) -> Discovered {
+        self.models.discover(&self.installed).await
+    }
+
+    /// Whether the model of a request takes its effort, by what the installed CLI was last heard to tell, else by what is
+    /// known of its version. Nothing is started for it.
     pub(crate) async fn check_effort(&self, prepared: &Prepared) -> Result<()> {
         if prepared.effort.is_none() {
             // The model's own default; a look at the file system (14 to 54 µs) is spared.
             return Ok(());
         }
-        let version = self.installed.checked().await?.version;
+        let found = self.installed.checked().await?;
         let model = ModelId(prepared.fit.model.clone());
-        models::check_effort(&model, prepared.effort, &models::fallback_catalog(version))
+        let catalog = self.models.catalog(&found).await;
+        models::check_effort(&model, prepared.effort, &catalog)
     }
 
     /// Built-in plugins that slipped through.

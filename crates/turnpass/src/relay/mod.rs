@@ -129,12 +129,13 @@ impl RelayTransport {
             GuardOptions {
                 policy: options.usage_gate.unwrap_or(default),
                 budgets: options.budgets,
-                state_dir: options.state_dir,
+                state_dir: options.state_dir.clone(),
             },
         );
         let tasks = TaskTracker::new();
         let launcher = Launcher::new(
             installed,
+            options.state_dir.as_deref(),
             snapshot,
             options.inherited_credentials,
             options.tool_server,
@@ -170,6 +171,12 @@ impl RelayTransport {
         }
         Ok(())
     }
+
+    /// Asks the installed CLI for its models, at no cost, by a process that dies with the future. What it tells decides from
+    /// then on which efforts a model takes.
+    pub async fn models(&self) -> crate::models::discovery::Discovered {
+        self.inner.stable.discover().await
+    }
 }
 
 impl Transport for RelayTransport {
@@ -194,6 +201,7 @@ impl Transport for RelayTransport {
         Box::pin(async {
             let guard = tokio::time::timeout(SHUTDOWN_LIMIT, self.inner.guard.shutdown());
             let (ended, guarded) = tokio::join!(self.inner.stable.shutdown(), guard);
+            self.inner.guard.entered().await;
             ended.and(guarded.map_err(|_| {
                 let what = "a question about usage did not end in time";
                 Error::new(ErrorCode::ProcessCleanup, what)

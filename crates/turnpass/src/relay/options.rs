@@ -32,7 +32,8 @@ pub struct RelayOptions {
     pub usage_gate: Option<Policy>,
     /// What the person allows.
     pub budgets: Budgets,
-    /// Where requests and tokens are counted and the latest usage is kept; `None` counts in memory, and only for budgets.
+    /// Where requests and tokens are counted, and the latest usage and models are kept; `None` counts in memory, and only
+    /// for budgets.
     pub state_dir: Option<PathBuf>,
     /// A loopback upstream in place of the service.
     pub lab_upstream: Option<LoopbackUrl>,

@@ -17,6 +17,7 @@ use super::prepared::Prepared;
 use crate::cli::places::{Place, Places};
 use crate::cli::starts::Starts;
 use crate::error::{Error, ErrorCode, Result};
+use crate::models::discovery::Discovered;
 use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
 use crate::request::TransportSession;
 use crate::tools::Catalogue;
@@ -219,6 +220,11 @@ impl Stable {
     /// The key of the installed CLI as it is now.
     pub(crate) async fn program(&self) -> Result<String> {
         self.launcher.program().await
+    }
+
+    /// Asks the CLI for its models.
+    pub(crate) async fn discover(&self) -> Discovered {
+        self.launcher.discover().await
     }
 
     /// Whether the installed CLI's model takes the request's effort.

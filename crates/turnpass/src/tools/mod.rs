@@ -9,9 +9,10 @@
 //! | [`pairing`] | which call of the CLI gets which result of the host |
 //! | [`result`] | a tool result of the host as MCP content |
 //! | [`in_band`] | carrier over the CLI's own stdin and stdout |
+//! | [`http`] | carrier over a port on loopback, behind a bearer |
 //! | [`stdio`] | carrier as a process of its own: the hidden subcommand `turnpass mcp-stdio` |
 //!
-//! Everything but the loop in [`stdio`] is pure.
+//! Everything but the loop in [`stdio`] and the port of [`http`] is pure.
 //!
 //! # Why our own server core
 //!
@@ -22,6 +23,7 @@
 
 pub mod catalogue;
 pub mod check;
+pub mod http;
 pub mod in_band;
 pub mod mcp;
 pub mod pairing;

@@ -9,6 +9,9 @@
 //! | no content | no content | a text that says so |
 //! | failed | `isError` | texts joined, images lost, above 10,041 characters the middle lost |
 //!
+//! A failed result keeps its flag and its images on the wire, although the CLI drops the latter: a host that has to show
+//! an image of a failure sends it as a result that did not fail.
+//!
 //! Text is cut at [`RESULT_CHARS`] characters in all, with a note: above that the CLI would put a file note in its place.
 
 use serde::Serialize;

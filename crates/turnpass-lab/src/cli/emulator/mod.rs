@@ -389,6 +389,7 @@ impl Process {
             outcome,
             calls,
             stored,
+            ended_by_result: _,
         } = progress;
         for (_, tool) in &calls {
             tool.server.cancel_all().await;

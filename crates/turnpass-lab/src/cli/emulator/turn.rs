@@ -43,6 +43,8 @@ pub(crate) struct Progress {
     pub(crate) calls: Vec<(String, PublishedTool)>,
     /// The reply of the running request already stands in the history.
     pub(crate) stored: bool,
+    /// A result of a tool said that the turn ends with it.
+    pub(crate) ended_by_result: bool,
 }
 
 enum Reply {
@@ -133,6 +135,9 @@ pub(crate) async fn run(shared: Rc<Shared>, user_uuid: Option<String>) {
             }
             Reply::Whole => {
                 if results.is_empty() {
+                    return;
+                }
+                if std::mem::take(&mut shared.progress.borrow_mut().ended_by_result) {
                     return;
                 }
                 if let Some(limit) = limit.filter(|limit| requests >= *limit) {

@@ -1,18 +1,30 @@
-//! One list of exchanges, over every carrier: the bare core, in-band, and stdio.
+//! What every carrier has to do. Here: one list of exchanges over the bare core, in-band, stdio and HTTP.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`answering`] | calls that the host answers, in-band and over HTTP |
+//! | [`client`] | the CLI's end of an HTTP carrier |
+
+mod answering;
+pub(super) mod client;
 
 use std::io::Cursor;
 use std::path::Path;
 
+use client::Client;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use tokio_util::task::TaskTracker;
 
-use super::mcp::{Call, Occurrence, Policy, RpcId, Server};
-use super::stdio::{self, Markers};
-use super::{Catalogue, in_band};
 use crate::conversation::{ToolInput, ToolResult, ToolUseId};
 use crate::request::Tool;
+use crate::tools::http::HttpCarrier;
+use crate::tools::mcp::{Call, Occurrence, Policy, RpcId, Server};
+use crate::tools::stdio::{self, Markers};
+use crate::tools::{Catalogue, in_band};
 
-fn catalogue() -> Catalogue {
+/// The tools of these tests.
+pub(super) fn catalogue() -> Catalogue {
     let tool = |name: &str| Tool {
         name: name.into(),
         description: "d".into(),
@@ -145,15 +157,16 @@ fn call(params: Value) -> Value {
 
 /// Brings messages to a server and collects what comes back.
 trait Carrier {
-    fn exchange(&self, server: &mut Server, messages: &[Value]) -> Vec<Option<Value>>;
+    fn exchange(&self, server: Server, messages: &[Value]) -> Vec<Option<Value>>;
 }
 
 struct Bare;
 struct InBand;
 struct Stdio;
+struct Http;
 
 impl Carrier for Bare {
-    fn exchange(&self, server: &mut Server, messages: &[Value]) -> Vec<Option<Value>> {
+    fn exchange(&self, mut server: Server, messages: &[Value]) -> Vec<Option<Value>> {
         let answer = |bytes: Vec<u8>| serde_json::from_slice(&bytes).unwrap();
         messages
             .iter()
@@ -163,7 +176,7 @@ impl Carrier for Bare {
 }
 
 impl Carrier for InBand {
-    fn exchange(&self, server: &mut Server, messages: &[Value]) -> Vec<Option<Value>> {
+    fn exchange(&self, mut server: Server, messages: &[Value]) -> Vec<Option<Value>> {
         let mut out = Vec::new();
         for (n, message) in messages.iter().enumerate() {
             let id = format!("r\"{n}");
@@ -171,7 +184,9 @@ impl Carrier for InBand {
                 "subtype": "mcp_message", "server_name": "turnpass", "message": message,
             }})
             .to_string();
-            let reply = in_band::unwrap(line.as_bytes()).unwrap().handle(server);
+            let reply = in_band::unwrap(line.as_bytes())
+                .unwrap()
+                .handle(&mut server);
             let bytes = reply.message.unwrap();
             assert!(!bytes.contains(&b'\n'));
             let reply: Value = serde_json::from_slice(&bytes).unwrap();
@@ -188,12 +203,12 @@ impl Carrier for InBand {
 }
 
 impl Carrier for Stdio {
-    fn exchange(&self, server: &mut Server, messages: &[Value]) -> Vec<Option<Value>> {
+    fn exchange(&self, mut server: Server, messages: &[Value]) -> Vec<Option<Value>> {
         messages
             .iter()
             .map(|message| {
                 let lines = served(
-                    server,
+                    &mut server,
                     format!("{message}\r\n").into_bytes(),
                     Markers::default(),
                 );
@@ -201,6 +216,33 @@ impl Carrier for Stdio {
                 lines.into_iter().next()
             })
             .collect()
+    }
+}
+
+impl Carrier for Http {
+    fn exchange(&self, server: Server, messages: &[Value]) -> Vec<Option<Value>> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (carrier, _occurrences) = HttpCarrier::start(server, &TaskTracker::new())
+                .await
+                .unwrap();
+            let client = Client::new(&carrier);
+            let mut out = Vec::new();
+            for message in messages {
+                let mut got = client.post(&message.to_string()).await;
+                let answer = match got.status {
+                    202 => None,
+                    200 => got.next().await,
+                    other => panic!("{other}: {message}"),
+                };
+                assert_eq!(got.next().await, None);
+                out.push(answer);
+            }
+            out
+        })
     }
 }
 
@@ -214,7 +256,7 @@ fn served(server: &mut Server, input: Vec<u8>, markers: Markers<'_>) -> Vec<Valu
         .collect()
 }
 
-const CARRIERS: [&dyn Carrier; 3] = [&Bare, &InBand, &Stdio];
+const CARRIERS: [&dyn Carrier; 4] = [&Bare, &InBand, &Stdio, &Http];
 const POLICIES: [Policy; 3] = [Policy::Answering, Policy::Proposing, Policy::Inert];
 
 #[test]
@@ -222,7 +264,7 @@ fn bug_074_every_carrier_and_policy_answers_the_same_list() {
     let (messages, wanted): (Vec<_>, Vec<_>) = exchanges().into_iter().unzip();
     for policy in POLICIES {
         for (n, carrier) in CARRIERS.iter().enumerate() {
-            let got = carrier.exchange(&mut Server::new(&catalogue(), policy), &messages);
+            let got = carrier.exchange(Server::new(&catalogue(), policy), &messages);
             for ((message, got), wanted) in messages.iter().zip(got).zip(&wanted) {
                 assert_eq!(&got, wanted, "carrier {n}, {policy:?}: {message}");
             }
@@ -239,8 +281,8 @@ fn a_proposing_server_takes_every_call_for_a_violation() {
         json!(7),
     ] {
         for carrier in CARRIERS {
-            let mut server = Server::new(&catalogue(), Policy::Proposing);
-            let got = carrier.exchange(&mut server, &[call(params.clone())]);
+            let server = Server::new(&catalogue(), Policy::Proposing);
+            let got = carrier.exchange(server, &[call(params.clone())]);
             let error = &got[0].as_ref().unwrap()["error"];
             assert_eq!(error["code"], -32001);
             assert!(
@@ -260,8 +302,8 @@ fn a_proposing_server_takes_every_call_for_a_violation() {
 #[test]
 fn an_inert_server_says_that_the_host_runs_tools() {
     for carrier in CARRIERS {
-        let mut server = Server::new(&catalogue(), Policy::Inert);
-        let got = carrier.exchange(&mut server, &[call(json!({"name": "read"}))]);
+        let server = Server::new(&catalogue(), Policy::Inert);
+        let got = carrier.exchange(server, &[call(json!({"name": "read"}))]);
         let result = &got[0].as_ref().unwrap()["result"];
         assert_eq!(result["isError"], true);
         assert!(
@@ -375,13 +417,15 @@ fn bug_068_a_call_of_no_tool_of_ours_is_refused_at_once() {
         json!({"name": "read", "arguments": [1]}),
         json!({"name": 5}),
     ] {
-        let mut server = Server::new(&catalogue(), Policy::Answering);
-        let got = Bare.exchange(&mut server, &[call(params.clone())]);
-        assert_eq!(
-            got[0].as_ref().unwrap()["error"]["code"],
-            -32602,
-            "{params}"
-        );
+        for carrier in CARRIERS {
+            let server = Server::new(&catalogue(), Policy::Answering);
+            let got = carrier.exchange(server, &[call(params.clone())]);
+            assert_eq!(
+                got[0].as_ref().unwrap()["error"]["code"],
+                -32602,
+                "{params}"
+            );
+        }
     }
 }
 
@@ -489,8 +533,8 @@ fn stdio_skips_blank_lines_and_refuses_long_and_broken_ones() {
 
 #[test]
 fn stdio_does_not_start_without_a_good_catalogue() {
-    use super::stdio::{Args, serve};
     use crate::error::ErrorCode;
+    use crate::tools::stdio::{Args, serve};
 
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("catalogue.json");
