@@ -30,9 +30,22 @@ fn prefix(recorded: &Recorded) -> Prefix {
         system: body["system"].get().to_owned(),
         messages: messages
             .into_iter()
-            .map(|raw| unmarked(raw.get()))
+            .map(|raw| as_string(unmarked(raw.get())))
             .collect(),
     }
+}
+
+/// The CLI's own system message is a list of blocks while it is marked, and a string later, which is the same to the
+/// service.
+fn as_string(raw: String) -> String {
+    if !raw.starts_with(r#"{"role":"system""#) {
+        return raw;
+    }
+    let mut message: serde_json::Value = serde_json::from_str(&raw).unwrap();
+    if let Some([block]) = message["content"].as_array().map(Vec::as_slice) {
+        message["content"] = block["text"].clone();
+    }
+    message.to_string()
 }
 
 /// Without cache marks, which move on.

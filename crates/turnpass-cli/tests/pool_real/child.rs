@@ -104,6 +104,14 @@ fn asked(number: usize) -> Message {
     ))
 }
 
+/// How many turns were begun.
+pub(crate) fn turns(messages: &[Message]) -> usize {
+    let begun = messages
+        .iter()
+        .filter(|each| each.text().starts_with("turn "));
+    begun.count()
+}
+
 async fn work(play: &Play) {
     let pool = PoolTransport::new(bench::options(&play.cli, &play.dir, &play.upstream)).unwrap();
     let stored = play.stored();
@@ -111,8 +119,7 @@ async fn work(play: &Play) {
     talk.messages = stored.messages;
     talk.state = stored.state;
     loop {
-        let said = |message: &&Message| message.text().starts_with("turn ");
-        let turns = talk.messages.iter().filter(said).count();
+        let turns = turns(&talk.messages);
         let last = talk.messages.last();
         let calls: Vec<_> = last
             .iter()
@@ -171,10 +178,20 @@ async fn generate(pool: &PoolTransport, talk: &Talk) -> Heard {
     let mut generation = talk.generate(pool);
     let mut heard = Heard::default();
     while let Some(next) = generation.next().await {
-        at("event");
         match next {
-            Ok(Event::Done(done)) => heard.done = Some(done),
-            Ok(event) => heard.events.push(event),
+            Ok(Event::Done(done)) => {
+                at("end");
+                heard.done = Some(done);
+            }
+            Ok(event) => {
+                at(match event {
+                    Event::Started { .. } => "start",
+                    Event::Text { .. } => "text",
+                    Event::ToolInput { .. } => "input",
+                    _ => "event",
+                });
+                heard.events.push(event);
+            }
             Err(error) => heard.error = Some(error),
         }
     }

@@ -14,7 +14,7 @@ const ENVIRONMENT: [&str; 3] = ["# Environment", "You are powered by", "<system-
 
 /// The host's history, and nothing else, stands in this request; and it broke no rule of the API.
 ///
-/// Left out: cache marks, system messages and reminder blocks with the CLI's own environment, and what it writes beside
+/// Left out: the order of results within one message (a failed one is quicker through the CLI), cache marks, system messages and reminder blocks with the CLI's own environment, and what it writes beside
 /// an image (the path of a copy, and a line end before it).
 #[track_caller]
 pub(crate) fn upstream_holds(history: &[Message], request: &Recorded) {
@@ -76,6 +76,7 @@ pub(crate) fn sent(request: &Recorded) -> Result<Vec<Value>, String> {
             continue;
         }
         clean(&mut blocks);
+        in_order(&mut blocks);
         kept.push(json!({"role": message["role"], "content": blocks}));
     }
     Ok(kept)
@@ -87,6 +88,15 @@ fn blocks_of(content: &Value) -> Vec<Value> {
         Value::Array(blocks) => blocks.clone(),
         _ => Vec::new(),
     }
+}
+
+/// Puts the results at the beginning of a message into the order of their ids.
+fn in_order(blocks: &mut [Value]) {
+    let results = blocks
+        .iter()
+        .take_while(|block| block["type"] == "tool_result")
+        .count();
+    blocks[..results].sort_by_key(|block| block["tool_use_id"].to_string());
 }
 
 fn clean(blocks: &mut Vec<Value>) {
@@ -142,11 +152,9 @@ pub(crate) fn host(history: &[Message]) -> Vec<Value> {
             Role::Assistant => "assistant",
             Role::User | Role::System => "user",
         };
-        let content: Vec<_> = message
-            .content
-            .iter()
-            .map(|block| block_of(block))
-            .collect();
+        let blocks = message.content.iter().map(|block| block_of(block));
+        let mut content: Vec<_> = blocks.collect();
+        in_order(&mut content);
         json!({"role": role, "content": content})
     };
     normalised.messages.iter().map(message).collect()

@@ -1,6 +1,7 @@
 //! Another model, prompt, tools or effort in the middle of a conversation: served, never stale, and nothing is lost.
 
 use serde_json::Value;
+use turnpass::conversation::{Block, Message};
 use turnpass::event::PlanKind;
 use turnpass::request::Effort;
 use turnpass_lab::rig::RealCli;
@@ -9,7 +10,7 @@ use crate::bench::Bench;
 use crate::stage::{hear, tool};
 use crate::talk::{Talk, planned};
 
-const ROUND: &str = "[[think why]] [[call read {}]] [[then [[say done]]]]";
+const ROUND: &str = "[[say so]] [[call read {}]] [[then [[say done]]]]";
 
 /// The newest request has this talk's model, prompt and tools.
 fn served(bench: &Bench, talk: &Talk) {
@@ -90,8 +91,7 @@ pub(crate) async fn effort(cli: RealCli) {
     talk.say(&bench, "[[say hello]]").await;
     let mut seen = Vec::new();
     for effort in [Effort::Low, Effort::High, Effort::Low, Effort::Medium] {
-        talk.messages
-            .push(turnpass::conversation::Message::user("[[say on]]"));
+        talk.messages.push(Message::user("[[say on]]"));
         let mut request = talk.request();
         request.effort = Some(effort);
         let history = talk.messages.clone();
@@ -105,4 +105,36 @@ pub(crate) async fn effort(cli: RealCli) {
     assert_eq!(seen, ["low", "high", "low", "medium"]);
     assert_eq!(bench.spawned().len(), 1);
     bench.finish().await;
+}
+
+/// The service signs thinking for one model: another model is not given it, and the first one has it again.
+pub(crate) async fn thinking(cli: RealCli) {
+    let bench = Bench::new(&cli);
+    let mut talk = Talk::new("thinking");
+    talk.say(&bench, "[[think of sonnet]] [[say one]]").await;
+    let own = talk.messages.clone();
+    talk.model = "haiku".to_owned();
+    talk.messages
+        .push(Message::user("[[think of haiku]] [[say two]]"));
+    let mut told = talk.messages.clone();
+    without_thinking(&mut told);
+    let heard = talk.go_on(&bench).await;
+    planned(&heard, PlanKind::Forked);
+    crate::holds::upstream_holds(&told, &bench.newest());
+    talk.model = "sonnet".to_owned();
+    talk.messages.push(Message::user("[[say three]]"));
+    let mut told = talk.messages.clone();
+    without_thinking(&mut told);
+    told.splice(..own.len(), own);
+    assert_eq!(talk.go_on(&bench).await.text(), "three");
+    crate::holds::upstream_holds(&told, &bench.newest());
+    bench.finish().await;
+}
+
+fn without_thinking(messages: &mut [Message]) {
+    for message in messages {
+        message
+            .content
+            .retain(|block| !matches!(block, Block::Thinking(_)));
+    }
 }

@@ -261,6 +261,8 @@ pub struct Resume<'a> {
     pub at: Option<&'a str>,
     /// Whether it goes on under a session of its own and leaves the old one as it is.
     pub fork: bool,
+    /// The model that goes on. Setting it later would leave the text of a command in the conversation (2.1.294 to 2.1.332).
+    pub model: &'a str,
 }
 
 /// A launch while it is put together.
@@ -411,6 +413,7 @@ pub fn pool(ground: &Ground, wanted: &PoolProcess<'_>) -> Result<Launch> {
         if resume.fork {
             draft.words(&["--fork-session"]);
         }
+        draft.value("--model", resume.model);
     }
     if let Some(most) = wanted.max_turns {
         draft.value("--max-turns", &most.to_string());

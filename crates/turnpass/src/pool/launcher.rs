@@ -64,6 +64,8 @@ pub(crate) struct Shape {
 pub(crate) struct Stored<'a> {
     pub(crate) session: &'a str,
     pub(crate) at: &'a str,
+    /// The model that goes on with it.
+    pub(crate) model: &'a str,
     /// The lock, to resume; without it the conversation is forked.
     pub(crate) lock: Option<SessionLock>,
 }
@@ -180,6 +182,7 @@ impl Launcher {
                 session: stored.session,
                 at: Some(stored.at),
                 fork: stored.lock.is_none(),
+                model: stored.model,
             }),
             max_turns: shape.max_turns,
             server: server.as_ref(),
@@ -199,6 +202,7 @@ impl Launcher {
             &self.tasks,
         )?;
         session.starting = Some(turn);
+        session.has_model = stored.is_some();
         // A fork gets an id of its own.
         session.resumes = stored
             .as_ref()

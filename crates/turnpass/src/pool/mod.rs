@@ -340,15 +340,23 @@ impl Inner {
         tracing::debug!(key = prepared.key.as_str(), plan = ?plan.kind, reason = %plan.reason, "planned");
         let is_live = matches!(plan.base, Base::Live { .. });
         let takes_up = matches!(plan.base, Base::Resume { .. } | Base::Fork { .. });
-        let taken = match self.process(call, held, &plan, given, lock).await? {
-            Some(session) => session,
-            None => {
+        let mut session = match self.process(call, held, &plan, given, lock).await {
+            Ok(Some(session)) => session,
+            Ok(None) => {
                 return Ok(Step::Again {
                     forget_state: false,
                 });
             }
+            // A CLI that does not have the stored conversation ends before it lists the tools (2.1.294 to 2.1.332).
+            Err(Failed::Error(error))
+                if error.code() == ErrorCode::ProcessExit && (is_live || takes_up) =>
+            {
+                return Ok(Step::Again {
+                    forget_state: takes_up,
+                });
+            }
+            Err(failed) => return Err(failed),
         };
-        let mut session = taken;
         if call.cancelled.is_cancelled() || self.stopped.get().is_some() {
             // Nothing was said to it yet; what the other is for is seen by the caller.
             **held = Some(session);
@@ -547,9 +555,12 @@ impl Inner {
             Some((session, at, lock)) => (Some((session, at)), lock),
             None => (None, None),
         };
-        let stored = ids
-            .as_ref()
-            .map(|(session, at)| Stored { session, at, lock });
+        let stored = ids.as_ref().map(|(session, at)| Stored {
+            session,
+            at,
+            model: &prepared.fit.model,
+            lock,
+        });
         let tools = &prepared.catalogue;
         let start = self
             .table

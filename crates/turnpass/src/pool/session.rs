@@ -109,6 +109,8 @@ pub(crate) struct Session {
     pub(crate) lock: Option<SessionLock>,
     pub(crate) starting: Option<StartTurn>,
     pub(crate) generations: u32,
+    /// Started with its model, which goes on with a stored conversation.
+    pub(crate) has_model: bool,
     started_unix_s: i64,
     pub(crate) place: Place,
     _reading: AbortOnDropHandle<()>,
@@ -174,6 +176,7 @@ impl Session {
             lock: None,
             starting: None,
             generations: 0,
+            has_model: false,
             started_unix_s: Moment::now().unix_s,
             place,
             _reading: AbortOnDropHandle::new(reading),
@@ -882,6 +885,7 @@ fn settings_of(wanted: &Fit, has: Option<&Fit>, gate: &str) -> Option<serde_json
     }
     let effort = wanted.effort.map(Effort::as_str);
     match has {
+        None if has_model => Some(json!({"effortLevel": effort, "env": env})),
         None => Some(json!({"model": wanted.model, "effortLevel": effort, "env": env})),
         Some(has) if (has.effort, &has.extra) == (wanted.effort, &wanted.extra) => None,
         Some(_) => Some(json!({"effortLevel": effort, "env": env})),
