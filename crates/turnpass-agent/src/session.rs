@@ -219,6 +219,14 @@ impl KeptSession {
         self.kept.state.as_ref()
     }
 
+    /// For a transport that keeps no state: what another one wanted back is forgotten, and it is told the conversation anew
+    /// should it serve again.
+    #[must_use]
+    pub fn without_state(mut self) -> Self {
+        self.kept.state = None;
+        self
+    }
+
     /// Takes the conversation out; from here on [`KeptSession::save`] is given it.
     pub(crate) fn take(&mut self) -> (Vec<Message>, Option<BackendState>) {
         (

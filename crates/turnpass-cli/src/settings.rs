@@ -9,6 +9,7 @@ use clap::Args;
 use serde::Deserialize;
 use turnpass::limits::Policy;
 use turnpass::limits::budget::{Allowance, Budgets};
+use turnpass::pool::{Reseed, ToolCarrier};
 use turnpass::relay::LoopbackUrl;
 use turnpass::request::{Effort, TransportKind};
 use turnpass_agent::agent::DEFAULT_ROUNDS;
@@ -23,9 +24,12 @@ use crate::prices::Prices;
 const DEFAULT_MODEL: &str = "sonnet";
 
 /// Each key with its environment variable, in the order in which they are shown.
-pub(crate) const KEYS: [(&str, &str); 17] = [
+pub(crate) const KEYS: [(&str, &str); 20] = [
     ("transport", "TURNPASS_TRANSPORT"),
     ("process", "TURNPASS_PROCESS"),
+    ("reseed", "TURNPASS_RESEED"),
+    ("tool_carrier", "TURNPASS_TOOL_CARRIER"),
+    ("memory_mb", "TURNPASS_MEMORY_MB"),
     ("model", "TURNPASS_MODEL"),
     ("effort", "TURNPASS_EFFORT"),
     ("allow", "TURNPASS_ALLOW"),
@@ -56,6 +60,15 @@ pub(crate) struct Values {
     /// Whether the relay keeps its process: warm or per-request [env: TURNPASS_PROCESS]
     #[arg(long, value_name = "PROCESS")]
     pub(crate) process: Option<Process>,
+    /// How the pool tells a process what was said before: native or transcript [env: TURNPASS_RESEED]
+    #[arg(long, value_name = "WAY")]
+    pub(crate) reseed: Option<ReseedWord>,
+    /// How the pool serves tools to the CLI: in-band or http [env: TURNPASS_TOOL_CARRIER]
+    #[arg(long, value_name = "CARRIER")]
+    pub(crate) tool_carrier: Option<CarrierWord>,
+    /// Memory for kept processes, in MiB [env: TURNPASS_MEMORY_MB]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) memory_mb: Option<u32>,
     /// The model, as an alias or a full id [env: TURNPASS_MODEL]
     #[arg(long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
@@ -141,6 +154,55 @@ impl FromStr for Process {
     }
 }
 
+/// A setting of the pool by its word.
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident($inner:ty), $what:literal, $($word:literal $(| $alias:literal)* => $value:expr),*) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+        #[serde(try_from = "String")]
+        pub(crate) struct $name(pub(crate) $inner);
+
+        impl $name {
+            pub(crate) fn as_str(self) -> &'static str {
+                $(if self.0 == $value { return $word; })*
+                // Each value has its word above.
+                ""
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                match text {
+                    $($word $(| $alias)* => Ok(Self($value)),)*
+                    other => Err(format!("{} {other:?} is not known: use {}", $what, [$($word),*].join(", "))),
+                }
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = String;
+
+            fn try_from(text: String) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+    };
+}
+
+words! {
+    /// How the pool tells a process what was said before.
+    ReseedWord(Reseed), "reseed",
+    "native" => Reseed::Native, "transcript" => Reseed::Transcript
+}
+
+words! {
+    /// How the pool serves tools to the CLI.
+    CarrierWord(ToolCarrier), "tool_carrier",
+    "in-band" | "in_band" => ToolCarrier::InBand, "http" => ToolCarrier::Http
+}
+
 /// The name of a tool, or the word for leaving the directory.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
@@ -194,6 +256,10 @@ impl fmt::Display for Source {
 pub(crate) struct Settings {
     pub(crate) transport: TransportKind,
     pub(crate) process: Process,
+    pub(crate) reseed: ReseedWord,
+    pub(crate) tool_carrier: CarrierWord,
+    /// `None` leaves it to the transport.
+    pub(crate) memory_mb: Option<u32>,
     pub(crate) model: String,
     pub(crate) effort: Option<Effort>,
     pub(crate) allow: Vec<ToolWord>,
@@ -245,6 +311,9 @@ impl Settings {
         let settings = Self {
             transport: first!(transport).unwrap_or(TransportKind::Pool),
             process: first!(process).unwrap_or_default(),
+            reseed: first!(reseed).unwrap_or_default(),
+            tool_carrier: first!(tool_carrier).unwrap_or_default(),
+            memory_mb: first!(memory_mb),
             model: first!(model).unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
             effort: first!(effort),
             allow: first!(allow).unwrap_or_default(),
@@ -289,6 +358,12 @@ impl Settings {
             return Err(Fault::usage(
                 "max_rounds is 0",
                 "A run needs at least one round.",
+            ));
+        }
+        if self.memory_mb == Some(0) {
+            return Err(Fault::usage(
+                "memory_mb is 0",
+                "Leave it out; there is room for one process at the least.",
             ));
         }
         let percent = self.budgets.max_window_percent;
@@ -340,6 +415,13 @@ impl Settings {
         setting.filter(|_| source != Some(Source::Environment))
     }
 
+    /// The model, if the person named one.
+    pub(crate) fn named_model(&self) -> Option<&str> {
+        let index = KEYS.iter().position(|key| key.0 == "model");
+        let source = index.map(|index| self.sources[index]);
+        (source != Some(Source::Default)).then_some(self.model.as_str())
+    }
+
     /// Each key with its value, as the file would have it, and where it came from.
     pub(crate) fn shown(&self) -> Vec<(&'static str, Option<String>, Source)> {
         let quoted = |text: &str| toml::Value::from(text).to_string();
@@ -352,6 +434,9 @@ impl Settings {
         let values = [
             Some(quoted(self.transport.as_str())),
             Some(quoted(self.process.as_str())),
+            Some(quoted(self.reseed.as_str())),
+            Some(quoted(self.tool_carrier.as_str())),
+            self.memory_mb.map(|n| n.to_string()),
             Some(quoted(&self.model)),
             self.effort.map(|effort| quoted(effort.as_str())),
             words(&self.allow),
@@ -416,21 +501,24 @@ fn from_environment(environment: Environment<'_>) -> Result<Values, Fault> {
     Ok(Values {
         transport: read(0, text(0)?)?,
         process: read(1, text(1)?)?,
-        model: text(2)?,
-        effort: read(3, text(3)?)?,
-        allow: words(4)?,
-        deny: words(5)?,
-        max_rounds: read(6, text(6)?)?,
-        claude_path: text(7)?.map(PathBuf::from),
-        lab_upstream: text(8)?,
-        lab_home: text(9)?.map(PathBuf::from),
-        usage_gate: read(10, text(10)?)?,
-        max_window_percent: read(11, text(11)?)?,
-        max_requests_per_session: read(12, text(12)?)?,
-        max_tokens_per_session: read(13, text(13)?)?,
-        max_requests_per_day: read(14, text(14)?)?,
-        max_tokens_per_day: read(15, text(15)?)?,
-        record: text(16)?.map(PathBuf::from),
+        reseed: read(2, text(2)?)?,
+        tool_carrier: read(3, text(3)?)?,
+        memory_mb: read(4, text(4)?)?,
+        model: text(5)?,
+        effort: read(6, text(6)?)?,
+        allow: words(7)?,
+        deny: words(8)?,
+        max_rounds: read(9, text(9)?)?,
+        claude_path: text(10)?.map(PathBuf::from),
+        lab_upstream: text(11)?,
+        lab_home: text(12)?.map(PathBuf::from),
+        usage_gate: read(13, text(13)?)?,
+        max_window_percent: read(14, text(14)?)?,
+        max_requests_per_session: read(15, text(15)?)?,
+        max_tokens_per_session: read(16, text(16)?)?,
+        max_requests_per_day: read(17, text(17)?)?,
+        max_tokens_per_day: read(18, text(18)?)?,
+        record: text(19)?.map(PathBuf::from),
         prices: None,
     })
 }
@@ -466,9 +554,11 @@ mod tests {
             let [flag, environment, file] = layers;
             let settings = layered(flag, environment, file).unwrap();
             assert_eq!(
-                (settings.model.as_str(), settings.sources[2]),
+                (settings.model.as_str(), settings.sources[5]),
                 (wanted, source)
             );
+            let named = (source != Source::Default).then_some(wanted);
+            assert_eq!(settings.named_model(), named);
         }
     }
 
@@ -478,6 +568,9 @@ mod tests {
             let text = match name {
                 "TURNPASS_TRANSPORT" => "relay",
                 "TURNPASS_PROCESS" => "per-request",
+                "TURNPASS_RESEED" => "transcript",
+                "TURNPASS_TOOL_CARRIER" => "http",
+                "TURNPASS_MEMORY_MB" => "900",
                 "TURNPASS_MODEL" => "opus",
                 "TURNPASS_EFFORT" => "HIGH",
                 "TURNPASS_ALLOW" => "write, shell",
@@ -504,6 +597,9 @@ mod tests {
         let wanted = [
             "\"relay\"",
             "\"per-request\"",
+            "\"transcript\"",
+            "\"http\"",
+            "900",
             "\"opus\"",
             "\"high\"",
             "[\"write\", \"shell\"]",
@@ -529,6 +625,9 @@ mod tests {
             ("TURNPASS_EFFORT", "huge", "use none, low"),
             ("TURNPASS_TRANSPORT", "tube", "use pool, replay, relay"),
             ("TURNPASS_PROCESS", "cold", "use warm, per-request"),
+            ("TURNPASS_RESEED", "frames", "use native, transcript"),
+            ("TURNPASS_TOOL_CARRIER", "stdio", "use in-band, http"),
+            ("TURNPASS_MEMORY_MB", "much", "invalid digit"),
             ("TURNPASS_ALLOW", "write,sh", "use read, list"),
             ("TURNPASS_MAX_ROUNDS", "-1", "invalid digit"),
             ("TURNPASS_USAGE_GATE", "on", "use require_off, warn, off"),
