@@ -244,6 +244,9 @@ pub struct PoolProcess<'a> {
     pub persists: bool,
     /// A conversation of the CLI to begin with.
     pub resume: Option<Resume<'a>>,
+    /// The model, where it cannot be set later without a trace: set on a conversation in which something was said, another
+    /// model than it had leaves command text in it (2.1.294 to 2.1.332).
+    pub model: Option<&'a ModelId>,
     /// Most rounds of a turn: 1 for a summary, `None` without a bound.
     pub max_turns: Option<u32>,
     /// The tool server, when the tools do not go in-band.
@@ -411,6 +414,10 @@ pub fn pool(ground: &Ground, wanted: &PoolProcess<'_>) -> Result<Launch> {
         if resume.fork {
             draft.words(&["--fork-session"]);
         }
+    }
+    if let Some(model) = wanted.model {
+        check_model_id(model)?;
+        draft.value("--model", &model.0);
     }
     if let Some(most) = wanted.max_turns {
         draft.value("--max-turns", &most.to_string());

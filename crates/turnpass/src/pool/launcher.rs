@@ -21,7 +21,7 @@ use crate::cli::private_dir::{PrivateDir, roots};
 use crate::cli::starts::Starts;
 use crate::error::{Error, ErrorCode, Result};
 use crate::record::RawFile;
-use crate::request::{Request, ThinkingDisplay};
+use crate::request::{ModelId, Request, ThinkingDisplay};
 use crate::tools::Catalogue;
 
 /// Processes that start at the same time; a start is over when the CLI's first record comes. It takes one core for a
@@ -62,6 +62,8 @@ pub(crate) struct Shape {
 pub(crate) struct Stored<'a> {
     pub(crate) session: &'a str,
     pub(crate) at: &'a str,
+    /// The model that goes on with it.
+    pub(crate) model: &'a ModelId,
     /// The lock, to resume; without it the conversation is forked.
     pub(crate) lock: Option<SessionLock>,
 }
@@ -158,6 +160,7 @@ impl Launcher {
                 at: Some(stored.at),
                 fork: stored.lock.is_none(),
             }),
+            model: stored.as_ref().map(|stored| stored.model),
             max_turns: shape.max_turns,
             server: server.as_ref(),
             base_url: self.base_url.as_deref(),
@@ -176,6 +179,7 @@ impl Launcher {
             &self.tasks,
         )?;
         session.starting = Some(turn);
+        session.has_model = stored.is_some();
         // A fork gets an id of its own.
         session.resumes = stored
             .as_ref()

@@ -525,7 +525,12 @@ impl Inner {
         };
         let stored = ids
             .as_ref()
-            .map(|(session, at)| Stored { session, at, lock });
+            .map(|(session, at)| Stored {
+                session,
+                at,
+                model: &prepared.request.model,
+                lock,
+            });
         let tools = &prepared.catalogue;
         let start = self
             .table

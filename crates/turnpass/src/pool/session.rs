@@ -108,6 +108,8 @@ pub(crate) struct Session {
     /// Of the CLI's session, while this process may write into it.
     pub(crate) lock: Option<SessionLock>,
     pub(crate) starting: Option<StartTurn>,
+    /// It was started with its model.
+    pub(crate) has_model: bool,
     pub(crate) generations: u32,
     started_unix_s: i64,
     pub(crate) place: Place,
@@ -173,6 +175,7 @@ impl Session {
             shape,
             lock: None,
             starting: None,
+            has_model: false,
             generations: 0,
             started_unix_s: Moment::now().unix_s,
             place,
@@ -246,7 +249,7 @@ impl Session {
             let id = self.next_control()?;
             burst.extend_from_slice(in_band::initialize(&id, &wanted.system, announced).as_bytes());
         }
-        if let Some(settings) = settings_of(wanted, self.fit.as_ref(), self.gate) {
+        if let Some(settings) = settings_of(wanted, self.fit.as_ref(), self.has_model, self.gate) {
             let settings = to_raw_value(&settings)
                 .map_err(|_| Error::new(ErrorCode::Internal, "settings are not JSON"))?;
             let request = ControlRequest::ApplyFlagSettings {
@@ -874,7 +877,12 @@ impl Session {
 
 /// The settings that make a process fit; a model only before the first line, since later it would leave command text in
 /// the conversation (2.1.294 to 2.1.332).
-fn settings_of(wanted: &Fit, has: Option<&Fit>, gate: &str) -> Option<serde_json::Value> {
+fn settings_of(
+    wanted: &Fit,
+    has: Option<&Fit>,
+    has_model: bool,
+    gate: &str,
+) -> Option<serde_json::Value> {
     let mut env = json!({"CLAUDE_CODE_EXTRA_BODY": wanted.extra});
     if !gate.is_empty() {
         // Who says one variable says both.
@@ -882,6 +890,7 @@ fn settings_of(wanted: &Fit, has: Option<&Fit>, gate: &str) -> Option<serde_json
     }
     let effort = wanted.effort.map(Effort::as_str);
     match has {
+        None if has_model => Some(json!({"effortLevel": effort, "env": env})),
         None => Some(json!({"model": wanted.model, "effortLevel": effort, "env": env})),
         Some(has) if (has.effort, &has.extra) == (wanted.effort, &wanted.extra) => None,
         Some(_) => Some(json!({"effortLevel": effort, "env": env})),
