@@ -13,9 +13,7 @@ use turnpass::request::{BackendState, Tool};
 
 use crate::scripted::{Script, ScriptedTransport, assert_can_be_sent};
 use crate::tools::{Failure, Scene};
-use crate::{
-    Agent, Approvals, Effect, HostTool, KeptSession, Outcome, Report, SessionStore,
-};
+use crate::{Agent, Approvals, Effect, HostTool, KeptSession, Outcome, Report, SessionStore};
 
 /// A tool that notes what stands in the session's file when it runs.
 #[derive(Debug)]
@@ -162,15 +160,21 @@ async fn a_later_run_goes_on_with_messages_state_and_key() {
     assert_eq!(requests[1].messages.len(), 3);
     assert_eq!(requests[0].session, requests[1].session);
     assert_eq!(requests[0].state, None);
-    assert_eq!(requests[1].state, Some(BackendState("{\"n\":1}".to_owned())));
+    assert_eq!(
+        requests[1].state,
+        Some(BackendState("{\"n\":1}".to_owned()))
+    );
     assert_can_be_sent(&requests[1].messages);
 }
 
 #[tokio::test]
 async fn a_tool_that_was_running_when_the_program_ended_does_not_run_again() {
-    let stage = Stage::with([Script::calls(&[look("t1")]), Script::text("well")], |tool| {
-        tool.hangs = true;
-    });
+    let stage = Stage::with(
+        [Script::calls(&[look("t1")]), Script::text("well")],
+        |tool| {
+            tool.hangs = true;
+        },
+    );
     {
         let mut agent = stage.agent();
         let cancel = CancellationToken::new();
@@ -221,7 +225,10 @@ async fn a_generation_that_was_running_is_all_that_is_lost() {
 #[tokio::test]
 async fn what_cannot_be_kept_ends_the_run_before_anything_more_happens() {
     let stage = Stage::with(
-        [Script::calls(&[look("t1"), look("t2")]), Script::text("never")],
+        [
+            Script::calls(&[look("t1"), look("t2")]),
+            Script::text("never"),
+        ],
         |tool| tool.breaks = true,
     );
     let report = stage.run("go").await;

@@ -55,7 +55,10 @@ fn a_session_has_one_user_at_a_time() {
     let (_folder, store) = store();
     let session = store.open("work").unwrap();
     let said = failed(store.open("work"), ErrorCode::SessionFile);
-    let own = format!("another run uses the session \"work\" now (process {})", std::process::id());
+    let own = format!(
+        "another run uses the session \"work\" now (process {})",
+        std::process::id()
+    );
     assert_eq!(said, own);
     failed(store.remove("work"), ErrorCode::SessionFile);
     store.open("play").unwrap();
@@ -76,7 +79,12 @@ fn sessions_are_listed_and_removed() {
     let listed = store.list().unwrap();
     let names: std::collections::BTreeMap<_, _> = listed
         .iter()
-        .map(|info| (info.name.as_str(), (info.messages, info.in_use, info.model.is_some())))
+        .map(|info| {
+            (
+                info.name.as_str(),
+                (info.messages, info.in_use, info.model.is_some()),
+            )
+        })
         .collect();
     let wanted = [("Work / é", (1, true, true)), ("bad", (0, false, false))];
     assert_eq!(names, wanted.into(), "one without a message is not kept");
@@ -90,7 +98,20 @@ fn sessions_are_listed_and_removed() {
 #[test]
 fn no_name_leads_out_of_the_folder() {
     let (folder, store) = store();
-    for name in ["..", "../x", "/etc/passwd", "a/b", ".hidden", "A", "a", "%41", "a.json", "~", "con", "é"] {
+    for name in [
+        "..",
+        "../x",
+        "/etc/passwd",
+        "a/b",
+        ".hidden",
+        "A",
+        "a",
+        "%41",
+        "a.json",
+        "~",
+        "con",
+        "é",
+    ] {
         let mut session = store.open(name).unwrap();
         save(&mut session, &[Message::user(name)], None).unwrap();
     }

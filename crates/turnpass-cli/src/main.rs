@@ -10,6 +10,7 @@ mod settings;
 mod show;
 mod stage;
 mod terminal;
+mod words;
 
 use std::process::ExitCode;
 

@@ -157,7 +157,9 @@ impl Ended {
 /// The texts of a request's messages, the CLI's own left out.
 fn texts(request: &Recorded) -> Vec<String> {
     let messages = request.field("/messages").unwrap().as_array().unwrap();
-    let blocks = messages.iter().filter(|message| message["role"] != "system");
+    let blocks = messages
+        .iter()
+        .filter(|message| message["role"] != "system");
     let mut texts = Vec::new();
     for message in blocks {
         match &message["content"] {
@@ -182,13 +184,20 @@ fn a_kept_session_goes_on_in_the_next_run() {
     let second = lab.run(&["[[say two]]"]).done();
     assert_eq!(second.how(), "resumed");
     assert!(
-        second.err.contains("going on with the session \"work\": 2 messages so far"),
+        second
+            .err
+            .contains("going on with the session \"work\": 2 messages so far"),
         "{}",
         second.err
     );
     let request = lab.last_request();
     assert_eq!(texts(&request), ["[[say one]]", "one", "[[say two]]"]);
-    let model = request.field("/model").unwrap().as_str().unwrap().to_owned();
+    let model = request
+        .field("/model")
+        .unwrap()
+        .as_str()
+        .unwrap()
+        .to_owned();
     assert!(model.contains("opus"), "the session's model stays: {model}");
     // Another transport has no state of its own and goes on all the same.
     lab.run(&["--transport", "relay", "[[say three]]"]).done();
@@ -208,7 +217,8 @@ fn without_the_flag_nothing_is_kept() {
     assert!(!lab.path("state/laboratory/sessions").exists());
     lab.run(&["[[say kept]]"]).done();
     assert!(lab.path("state/laboratory/sessions/work.json").exists());
-    let nameless = lab.command(&["run", "--session", "work", "x"])
+    let nameless = lab
+        .command(&["run", "--session", "work", "x"])
         .env_remove("TURNPASS_STATE")
         .output()
         .unwrap();
@@ -243,13 +253,17 @@ fn a_second_run_of_a_session_is_refused_while_the_first_goes_on() {
     let mut running = lab.hangs();
     let refused = lab.run(&["[[say two]]"]);
     assert_eq!(refused.code, Some(1));
-    let said = format!("another run uses the session \"work\" now (process {})", running.0.id());
+    let said = format!(
+        "another run uses the session \"work\" now (process {})",
+        running.0.id()
+    );
     assert!(refused.err.contains(&said), "{}", refused.err);
     let removed = lab.ends(&["sessions", "remove", "work"]);
     assert_eq!(removed.code, Some(1));
     let listed = lab.ends(&["sessions", "list"]).done();
     assert!(listed.out.contains(", in use\n"), "{}", listed.out);
-    lab.ends(&["run", "--session", "play", "[[say other]]"]).done();
+    lab.ends(&["run", "--session", "play", "[[say other]]"])
+        .done();
     running.kill();
     lab.run(&["[[say two]]"]).done();
 }
@@ -280,10 +294,23 @@ fn the_pool_of_a_running_program_is_shown() {
     assert_eq!(none.out, "no program with a pool runs\n");
     let mut running = lab.hangs();
     let parked = || lab.ends(&["pool", "status"]).done().out;
-    lab.until("it waits for the tool", || parked().contains("waits for results of tools"));
+    lab.until("it waits for the tool", || {
+        parked().contains("waits for results of tools")
+    });
     let text = parked();
-    assert!(text.starts_with(&format!("program {}, in the laboratory\n  work-", running.0.id())), "{text}");
-    for part in ["    process ", " old", "1 generation, 2 messages", "last: fresh: the conversation begins"] {
+    assert!(
+        text.starts_with(&format!(
+            "program {}, in the laboratory\n  work-",
+            running.0.id()
+        )),
+        "{text}"
+    );
+    for part in [
+        "    process ",
+        " old",
+        "1 generation, 2 messages",
+        "last: fresh: the conversation begins",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     let json = lab.ends(&["pool", "status", "--json"]).done().out;
@@ -291,14 +318,23 @@ fn the_pool_of_a_running_program_is_shown() {
     let program = &json["programs"][0];
     assert_eq!(program["host_pid"], running.0.id());
     let session = &program["sessions"][0];
-    assert_eq!((&session["generations"], &session["plan"]), (&1.into(), &"fresh".into()));
+    assert_eq!(
+        (&session["generations"], &session["plan"]),
+        (&1.into(), &"fresh".into())
+    );
     if cfg!(target_os = "linux") {
         assert!(session["memory_bytes"].as_u64().unwrap() > 1024 * 1024);
     }
     running.kill();
-    assert_eq!(lab.ends(&["pool", "status"]).done().out, "no program with a pool runs\n");
+    assert_eq!(
+        lab.ends(&["pool", "status"]).done().out,
+        "no program with a pool runs\n"
+    );
     lab.run(&["[[say well]]"]).done();
-    assert_eq!(lab.ends(&["pool", "status"]).done().out, "no program with a pool runs\n");
+    assert_eq!(
+        lab.ends(&["pool", "status"]).done().out,
+        "no program with a pool runs\n"
+    );
     let left = std::fs::read_dir(lab.path("state/laboratory/pool/status")).unwrap();
     assert_eq!(left.count(), 0);
 }

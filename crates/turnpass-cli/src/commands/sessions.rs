@@ -83,7 +83,10 @@ fn text(sessions: &[SessionInfo], now: i64) -> String {
             None => format!("cannot be read, {size} KiB"),
         };
         let in_use = if session.in_use { ", in use" } else { "" };
-        text += &format!("{}\n    {told}, {ago} ago{in_use}\n", visible(&session.name));
+        text += &format!(
+            "{}\n    {told}, {ago} ago{in_use}\n",
+            visible(&session.name)
+        );
     }
     text
 }

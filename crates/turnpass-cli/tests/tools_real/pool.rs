@@ -82,7 +82,9 @@ impl Stage {
             !text.starts_with("<system-reminder>")
         };
         let kinds = blocks.iter().filter(own).map(|block| &block["type"]);
-        kinds.map(|kind| kind.as_str().unwrap().to_owned()).collect()
+        kinds
+            .map(|kind| kind.as_str().unwrap().to_owned())
+            .collect()
     }
 }
 
@@ -97,7 +99,11 @@ fn fenced(dir: &Path, claude: &Path, proxy: &RefusingProxy) -> PathBuf {
     std::fs::write(&new, script).unwrap();
     std::fs::set_permissions(&new, PermissionsExt::from_mode(0o755)).unwrap();
     // Written by a child: a file that is open for writing while another thread forks cannot be executed.
-    let copied = std::process::Command::new("cp").arg("-p").arg(&new).arg(&target).status();
+    let copied = std::process::Command::new("cp")
+        .arg("-p")
+        .arg(&new)
+        .arg(&target)
+        .status();
     assert!(copied.unwrap().success());
     target
 }
@@ -118,10 +124,14 @@ fn request(text: &str) -> Request {
 fn with_results(request: &Request, done: &Done, failed: usize, text: Option<&str>) -> Request {
     let mut next = request.clone();
     next.messages.push(done.message.clone());
-    let results = done.message.tool_calls().enumerate().map(|(n, call)| ToolResult {
-        is_error: n < failed,
-        ..ToolResult::text(call.id.clone(), format!("result {n}"))
-    });
+    let results = done
+        .message
+        .tool_calls()
+        .enumerate()
+        .map(|(n, call)| ToolResult {
+            is_error: n < failed,
+            ..ToolResult::text(call.id.clone(), format!("result {n}"))
+        });
     // In another order than that of the calls.
     let mut results: Vec<_> = results.collect();
     results.reverse();
@@ -148,19 +158,32 @@ pub(crate) async fn every_step(cli: &RealCli, tools: ToolCarrier) {
         cli.version,
         arrived.duration_since(began).as_millis()
     );
-    assert_eq!((done.message.text().as_str(), how), ("done", PlanKind::Continued));
+    assert_eq!(
+        (done.message.text().as_str(), how),
+        ("done", PlanKind::Continued)
+    );
     assert_eq!(stage.last_message(), ["tool_result", "tool_result"]);
     let mut so_far = next;
     for failed in [0, 1, 2] {
         so_far.messages.push(done.message.clone());
         so_far.messages.push(Message::user(aliased(BOTH)));
         let (asked, how) = stage.ask(&so_far).await;
-        assert_eq!((&asked.stop, how), (&StopReason::ToolUse, PlanKind::Continued));
+        assert_eq!(
+            (&asked.stop, how),
+            (&StopReason::ToolUse, PlanKind::Continued)
+        );
         so_far = with_results(&so_far, &asked, failed, Some("and be quick"));
         let (done, how) = stage.ask(&so_far).await;
-        assert_eq!((done.message.text().as_str(), how), ("done", PlanKind::Continued));
+        assert_eq!(
+            (done.message.text().as_str(), how),
+            ("done", PlanKind::Continued)
+        );
         let last = stage.last_message();
-        assert_eq!(last, ["tool_result", "tool_result", "text"], "{failed} failed");
+        assert_eq!(
+            last,
+            ["tool_result", "tool_result", "text"],
+            "{failed} failed"
+        );
     }
     // Results that never come: the turn is taken back, and the conversation is the host's again.
     so_far.messages.push(Message::assistant("done"));
@@ -170,7 +193,10 @@ pub(crate) async fn every_step(cli: &RealCli, tools: ToolCarrier) {
     so_far.messages.pop();
     so_far.messages.push(Message::user("[[say another way]]"));
     let (done, how) = stage.ask(&so_far).await;
-    assert_eq!((done.message.text().as_str(), how), ("another way", PlanKind::Continued));
+    assert_eq!(
+        (done.message.text().as_str(), how),
+        ("another way", PlanKind::Continued)
+    );
     // The conversation is taken up by another process with the same tools.
     so_far.messages.push(done.message);
     so_far.messages.push(Message::user(aliased(BOTH)));
@@ -179,7 +205,10 @@ pub(crate) async fn every_step(cli: &RealCli, tools: ToolCarrier) {
     assert_eq!(how, PlanKind::Forked);
     assert_eq!(stage.last_message(), ["text"], "nothing of a command");
     let (done, how) = stage.ask(&with_results(&so_far, &asked, 0, None)).await;
-    assert_eq!((done.message.text().as_str(), how), ("done", PlanKind::Continued));
+    assert_eq!(
+        (done.message.text().as_str(), how),
+        ("done", PlanKind::Continued)
+    );
     stage.provider.shutdown().await.unwrap();
 }
 
@@ -207,7 +236,10 @@ pub(crate) async fn transcript(cli: &RealCli) {
     told.messages.push(Message::assistant("seen"));
     told.messages.push(Message::user(aliased(BOTH)));
     let (asked, how) = stage.ask(&told).await;
-    assert_eq!((&asked.stop, how), (&StopReason::ToolUse, PlanKind::Reseeded));
+    assert_eq!(
+        (&asked.stop, how),
+        (&StopReason::ToolUse, PlanKind::Reseeded)
+    );
     let kinds = stage.last_message();
     // The CLI says where it put a picture that stays (2.1.294 to 2.1.332).
     assert_eq!(kinds, ["text", "image", "text", "text", "text"]);
@@ -223,16 +255,25 @@ pub(crate) async fn transcript(cli: &RealCli) {
     let mut other = told.clone();
     *other.messages.last_mut().unwrap() = Message::user(aliased(&format!("[[say first]] {BOTH}")));
     let (asked, how) = stage.ask(&other).await;
-    assert_eq!((&asked.stop, how), (&StopReason::ToolUse, PlanKind::Continued));
+    assert_eq!(
+        (&asked.stop, how),
+        (&StopReason::ToolUse, PlanKind::Continued)
+    );
     let mut next = with_results(&other, &asked, 0, None);
     let (done, how) = stage.ask(&next).await;
-    assert_eq!((done.message.text().as_str(), how), ("done", PlanKind::Continued));
+    assert_eq!(
+        (done.message.text().as_str(), how),
+        ("done", PlanKind::Continued)
+    );
     // By another process: at the last point that the CLI has on disk.
     next.messages.push(done.message);
     next.messages.push(Message::user("[[say forked]]"));
     next.model = "opus".into();
     let (done, how) = stage.ask(&next).await;
-    assert_eq!((done.message.text().as_str(), how), ("forked", PlanKind::Forked));
+    assert_eq!(
+        (done.message.text().as_str(), how),
+        ("forked", PlanKind::Forked)
+    );
     assert_eq!(stage.last_message(), ["text"]);
     stage.provider.shutdown().await.unwrap();
 }
@@ -245,7 +286,10 @@ fn aliased(text: &str) -> String {
     let catalogue = turnpass::tools::Catalogue::build(&request("x").tools).unwrap();
     let mut text = text.to_owned();
     for tool in catalogue.tools() {
-        text = text.replace(&format!("call {} ", tool.host), &format!("call {} ", tool.name));
+        text = text.replace(
+            &format!("call {} ", tool.host),
+            &format!("call {} ", tool.name),
+        );
     }
     text
 }

@@ -523,14 +523,12 @@ impl Inner {
             Some((session, at, lock)) => (Some((session, at)), lock),
             None => (None, None),
         };
-        let stored = ids
-            .as_ref()
-            .map(|(session, at)| Stored {
-                session,
-                at,
-                model: &prepared.request.model,
-                lock,
-            });
+        let stored = ids.as_ref().map(|(session, at)| Stored {
+            session,
+            at,
+            model: &prepared.request.model,
+            lock,
+        });
         let tools = &prepared.catalogue;
         let start = self
             .table
