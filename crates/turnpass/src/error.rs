@@ -117,6 +117,7 @@ codes! {
     UpstreamUnreachable = "upstream_unreachable", true, [RELAY], "The service could not be reached.", "Check the network and the proxy settings.";
     // turnpass itself.
     LabUpstreamRefused = "lab_upstream_refused", false, [SPEC], "A laboratory upstream has to be a loopback http address.", "Use http://127.0.0.1:PORT.";
+    SessionFile = "session_file", false, [SPEC], "A kept session is in use, damaged, too large, or cannot be read or written.", "The message says which; `turnpass sessions` lists what is kept.";
     Closed = "closed", false, [POOL], "The provider was shut down.", "Build a new provider.";
     Internal = "internal", false, [SPEC], "turnpass contradicted itself.", "Report it with the message.";
 }

@@ -273,6 +273,7 @@ impl Inner {
         let stored = takes_up.map(|source| Stored {
             session: &source.session,
             at: &source.at,
+            model: &prepared.fit.model,
             lock: None,
         });
         let tools = &prepared.catalogue;
