@@ -9,6 +9,8 @@ mod extra_requests;
 mod framing;
 mod kept;
 mod life;
+mod pool_bugs;
+mod pool_history;
 mod pool_kinds;
 mod pool_seats;
 mod pool_summary;

@@ -491,8 +491,11 @@ impl<'a> Exchange<'a> {
                 }
             }
             Verdict::Failed(failure) => match self.finished.take() {
-                Some(finished) => Ok(Some(self.release(finished, After::Undo))),
-                None => Err(self.failed(&failure)),
+                Some(finished) if is_of_a_whole_answer(&failure) => {
+                    Ok(Some(self.release(finished, After::Undo)))
+                }
+                // Any mark of a failure is one (bug 46), also behind an answer that looks whole.
+                _ => Err(self.failed(&failure)),
             },
             _ => Err(Error::new(
                 ErrorCode::ProcessExit,
@@ -506,8 +509,10 @@ impl Exchange<'_> {
     /// A turn that failed without a whole message.
     fn failed(&mut self, failure: &Failure) -> Error {
         let begun = self.answer.turn().has_begun();
-        if begun && failure.kind == FailureKind::PromptTooLong {
-            // Not the service's word: the CLI wanted to go on by itself after a broken answer, and was not let.
+        let is_ours = failure.kind == FailureKind::PromptTooLong && failure.status.is_none();
+        if is_ours && (begun || self.session.is_in_the_middle_of_a_turn()) {
+            // Not the service's word: the CLI wanted to go on by itself, after a broken answer or a call that it gave up,
+            // and was not let.
             return interrupted("the answer broke off");
         }
         let said = match self.ticket.signalled(&Signal::of_failure(failure)) {
@@ -525,6 +530,16 @@ impl Exchange<'_> {
             None => error,
         }
     }
+}
+
+/// Whether the CLI says so of an answer that is whole for the host: it wanted to go on by itself and was not let, or was
+/// refused, which it counts as a failure (2.1.294, 2.1.310, 2.1.332).
+fn is_of_a_whole_answer(failure: &Failure) -> bool {
+    use FailureKind as Kind;
+    matches!(
+        failure.kind,
+        Kind::PromptTooLong | Kind::MaxOutputTokens | Kind::Refusal
+    )
 }
 
 /// The host is gone.

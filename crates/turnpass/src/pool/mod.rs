@@ -276,6 +276,10 @@ impl Inner {
         };
         let mut held = seat?;
         let served = self.serve_held(call, Some(&mut held)).await;
+        // Of a pool that was stopped meanwhile no process stays.
+        if let Some(session) = held.take_if(|_| self.stopped.get().is_some()) {
+            self.table.discard(session);
+        }
         if held.is_none() {
             self.table.show(&prepared.key, None);
         }
@@ -357,21 +361,20 @@ impl Inner {
             }
             Err(failed) => return Err(failed),
         };
-        if call.cancelled.is_cancelled() || self.stopped.get().is_some() {
-            // Nothing was said to it yet; what the other is for is seen by the caller.
+        if call.cancelled.is_cancelled() {
+            // Nothing was said to it yet.
             **held = Some(session);
-            return match self.stopped.get() {
-                Some(_) => Ok(Step::Again {
-                    forget_state: false,
-                }),
-                None => Err(Failed::Cancelled),
-            };
+            return Err(Failed::Cancelled);
         }
         let how = plan.told();
         let shown = |session: &Session| session.shown(prepared.key.as_str()).plan(&how);
         self.table
             .show(&prepared.key, Some(shown(&session).running()));
-        let ticket = match self.gate(call, &mut session).await {
+        let gate = match self.stopped.get() {
+            Some(error) => Err(error.clone()),
+            None => self.gate(call, &mut session).await,
+        };
+        let ticket = match gate {
             Ok(ticket) => ticket,
             Err(error) => {
                 // Nothing was written, so the conversation is as it was, unless the process itself failed.
@@ -670,7 +673,12 @@ impl Inner {
                 return Err(error.into());
             }
             Ended::Failed(error) => {
-                let usable = leaves_it_usable(&error) && self.undone(&mut session, turn_at).await;
+                let mut usable = leaves_it_usable(&error);
+                if usable {
+                    // The host need not wait for what is done about it.
+                    call.events.fail(error.clone()).await;
+                    usable = self.undone(&mut session, turn_at).await;
+                }
                 self.put_back(call, held, session, how, usable);
                 return Err(error.into());
             }

@@ -213,6 +213,11 @@ impl Session {
         self.is_lost
     }
 
+    /// Whether more than the line that asked stands in the turn: an answer with calls, and their results.
+    pub(crate) fn is_in_the_middle_of_a_turn(&self) -> bool {
+        self.record.len() > self.turn_at + 1
+    }
+
     /// Whether a control request waits for its answer.
     pub(crate) fn is_owed_an_answer(&self) -> bool {
         self.asked.values().any(Option::is_none)
