@@ -87,6 +87,7 @@ pub(crate) const PURE: &[&str] = &[
     "crates/turnpass/src/tools/result.rs",
     "crates/turnpass/src/tools/schema.rs",
     "crates/turnpass/src/loopback/origin.rs",
+    "crates/turnpass/src/pool/transcript.rs",
     "crates/turnpass/src/relay/admission.rs",
     "crates/turnpass/src/relay/fit.rs",
     "crates/turnpass/src/relay/completion.rs",
