@@ -11,6 +11,7 @@ mod kept;
 mod life;
 mod pool_seats;
 mod pool_turns;
+mod replays;
 mod sign_in;
 #[path = "../stage/mod.rs"]
 mod stage;

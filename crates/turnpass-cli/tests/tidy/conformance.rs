@@ -13,6 +13,7 @@ const SHOWN: [&str; 5] = ["real", "measured", "scripted", "pure", "-"];
 /// Where the tests are that run on the real CLI.
 const ON_THE_REAL_CLI: [&str; 5] = [
     "crates/turnpass-cli/tests/relay_real/",
+    "crates/turnpass-cli/tests/replay_real/",
     "crates/turnpass-cli/tests/services_real/",
     "crates/turnpass-cli/tests/tools_real.rs",
     "crates/turnpass-lab/tests/real_cli.rs",
