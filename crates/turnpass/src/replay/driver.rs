@@ -16,7 +16,7 @@ use super::failure;
 use super::hearing::{Hearing, Said};
 use super::options::Carrier;
 use super::prepared::{Prepared, Script};
-use super::running::Running;
+use super::running::{ASK_TO_END, Running};
 use crate::cli::isolation::InitVerdict;
 use crate::conversation::frames::{Content, Kind};
 use crate::conversation::{Role, names};
@@ -140,7 +140,7 @@ impl<'a> Driver<'a> {
         let silent = !finished.has_calls() && finished.message.text().is_empty();
         match cut || silent {
             true => EndPolicy::KILL,
-            false => EndPolicy::CANCEL,
+            false => ASK_TO_END,
         }
     }
 

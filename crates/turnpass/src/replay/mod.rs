@@ -41,6 +41,7 @@ use self::driver::{Driver, Ended, violation};
 use self::hearing::Hearing;
 use self::launcher::Launcher;
 use self::prepared::Prepared;
+use self::running::ASK_TO_END;
 use crate::cli::environment::Snapshot;
 use crate::cli::installed::Installed;
 use crate::cli::starts::Starts;
@@ -315,11 +316,11 @@ impl Inner {
                 Ok(Attempt::Over)
             }
             Ended::Relaunch(plugins) => {
-                running.end(EndPolicy::CANCEL).await?;
+                running.end(ASK_TO_END).await?;
                 Ok(Attempt::Relaunch(plugins))
             }
             Ended::Expired(error) => {
-                let _ = running.end(EndPolicy::CANCEL).await;
+                let _ = running.end(ASK_TO_END).await;
                 Ok(Attempt::Expired(error))
             }
             Ended::Failed(error) => {
@@ -328,7 +329,7 @@ impl Inner {
                 let policy = match error.code() {
                     // The CLI would ask again.
                     ErrorCode::StreamInterrupted | ErrorCode::ExtraGeneration => EndPolicy::KILL,
-                    _ => EndPolicy::CANCEL,
+                    _ => ASK_TO_END,
                 };
                 match running.end(policy).await {
                     Ok(true) => Err(violation("").with_output_seen(error.output_seen())),
@@ -336,7 +337,7 @@ impl Inner {
                 }
             }
             Ended::Cancelled => {
-                let _ = running.end(EndPolicy::CANCEL).await;
+                let _ = running.end(ASK_TO_END).await;
                 Ok(Attempt::Over)
             }
         }
