@@ -178,7 +178,6 @@ fn in_pool<'a>(change: impl FnOnce(&mut PoolProcess<'a>)) -> Result<Launch> {
         thinking: ThinkingDisplay::Omitted,
         persists: true,
         resume: None,
-        model: None,
         max_turns: None,
         server: None,
         base_url: None,
@@ -219,13 +218,12 @@ fn a_conversation_is_taken_up_where_it_was_and_with_its_model() {
         "6f1f6f5e-7f0e-4f3a-9d52-0a4f6a0f3c11",
         "00000000-7f0e-4f3a-9d52-0a4f6a0f3c11",
     );
-    let model = ModelId::from("opus");
     for fork in [false, true] {
         let launch = in_pool(|wanted| {
-            wanted.model = Some(&model);
             wanted.resume = Some(Resume {
                 session,
                 at: Some(at),
+                model: "opus",
                 fork,
             });
         });
@@ -242,6 +240,7 @@ fn a_conversation_is_taken_up_where_it_was_and_with_its_model() {
             wanted.resume = Some(Resume {
                 session: wrong,
                 at: None,
+                model: "claude-sonnet-5-5",
                 fork: true,
             });
         });
@@ -268,6 +267,93 @@ fn what_a_pool_keeps_nowhere_and_its_rounds_are_flags() {
     let entry = &json_file(&launch, "mcp.json")["mcpServers"]["turnpass"];
     assert_eq!(entry["headers"]["Authorization"], "Bearer marker");
     assert!(!format!("{launch:?}").contains("marker"));
+}
+
+fn replayed(change: impl FnOnce(&mut Replay<'_>)) -> Launch {
+    let (model, server) = (ModelId::from("claude-sonnet-5-5"), server());
+    let mut wanted = Replay {
+        model: &model,
+        effort: Some(Effort::High),
+        thinking: ThinkingDisplay::Summarized,
+        system: "SYSTEM",
+        server: Some(&server),
+        extra_body: None,
+        retries: 0,
+        upstream: None,
+    };
+    change(&mut wanted);
+    replay(&ground(), &wanted).unwrap()
+}
+
+#[test]
+fn the_replays_process_is_exactly_this() {
+    let launch = replayed(|_| ());
+    assert_eq!(
+        argv(&launch),
+        [
+            "-p",
+            "--output-format",
+            "stream-json",
+            "--verbose",
+            "--include-partial-messages",
+            "--input-format",
+            "stream-json",
+            "--tools",
+            "",
+            "--setting-sources=",
+            "--strict-mcp-config",
+            "--disable-slash-commands",
+            "--permission-mode",
+            "dontAsk",
+            "--no-chrome",
+            "--prompt-suggestions",
+            "false",
+            "--no-session-persistence",
+            "--max-turns",
+            "1",
+            "--thinking-display",
+            "summarized",
+            "--model",
+            "claude-sonnet-5-5",
+            "--effort",
+            "high",
+            "--system-prompt-file",
+            "/run/user/1000/turnpass-1-2-3/system.txt",
+            "--settings",
+            "/run/user/1000/turnpass-1-2-3/settings.json",
+            "--mcp-config",
+            "/run/user/1000/turnpass-1-2-3/mcp.json",
+        ]
+    );
+    assert_eq!(launch.stdin, StdinMode::QUEUE);
+    assert_eq!(file(&launch, "system.txt"), b"SYSTEM");
+    let variable = |launch: &Launch, name: &str| launch.environment.get(name).map(OsStr::to_owned);
+    assert_eq!(
+        variable(&launch, "CLAUDE_CODE_MAX_RETRIES"),
+        Some("0".into())
+    );
+    // It talks to the service by itself.
+    assert_eq!(variable(&launch, "ANTHROPIC_BASE_URL"), None);
+    for (name, _) in NEVER_SET {
+        assert_eq!(variable(&launch, name), None, "{name}");
+    }
+    let laboratory = replayed(|wanted| {
+        wanted.upstream = Some("http://127.0.0.1:1");
+        wanted.retries = 2;
+        wanted.extra_body = Some("{}");
+    });
+    assert_eq!(
+        variable(&laboratory, "ANTHROPIC_BASE_URL"),
+        Some("http://127.0.0.1:1".into())
+    );
+    assert_eq!(
+        variable(&laboratory, "CLAUDE_CODE_MAX_RETRIES"),
+        Some("2".into())
+    );
+    assert_eq!(
+        json_file(&laboratory, "settings.json")["env"],
+        json!({"CLAUDE_CODE_EXTRA_BODY": "{}"})
+    );
 }
 
 #[test]
