@@ -45,7 +45,8 @@ pub(crate) async fn replay_stops_with_one_request(setup: Setup) {
         ("[[empty]]", "", StopReason::EndTurn),
     ];
     for (directives, text, stop) in cases {
-        for slow in ["", " [[chunk 1 ms 5]]"] {
+        // In one piece, but not in the same moment as the request: no service is that near.
+        for slow in [" [[delay 250]]", " [[delay 250]] [[chunk 1 ms 5]]"] {
             for tools in [true, false] {
                 let mut request = say(&format!("{directives}{slow}"));
                 if !tools {
