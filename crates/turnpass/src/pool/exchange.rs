@@ -408,12 +408,15 @@ impl Exchange<'_> {
 
 /// Whether the CLI says so of an answer that is whole for the host: it wanted to go on by itself and was not let, or was
 /// refused, which it counts as a failure (2.1.294, 2.1.310, 2.1.332).
-fn is_of_a_whole_answer(failure: &Failure) -> bool {
+fn is_of_a_whole_answer(failure: &Failure, stop: &StopReason) -> bool {
     use FailureKind as Kind;
-    matches!(
-        failure.kind,
-        Kind::PromptTooLong | Kind::MaxOutputTokens | Kind::Refusal
-    )
+    match failure.kind {
+        Kind::PromptTooLong | Kind::MaxOutputTokens | Kind::Refusal => true,
+        Kind::InvalidRequest => {
+            failure.status.is_none() && matches!(stop, StopReason::Refusal { .. })
+        }
+        _ => false,
+    }
 }
 
 /// The host is gone.

@@ -118,7 +118,7 @@ impl Exchange<'_> {
                 }
             }
             Verdict::Failed(failure) => match self.finished.take() {
-                Some(finished) if is_of_a_whole_answer(&failure) => {
+                Some(finished) if is_of_a_whole_answer(&failure, &finished.stop) => {
                     Ok(Some(self.release(finished, After::Undo)))
                 }
                 // Any mark of a failure is one (bug 46), also behind an answer that looks whole.
