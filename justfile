@@ -37,6 +37,12 @@ bench:
     cargo bench --workspace
     cargo run --release --bin turnpass -- lab bench
 
+# Certifies versions of the CLI (without arguments those of the page) and writes docs/compatibility.md
+compatibility *versions:
+    cargo build --release -p turnpass-cli
+    conformance/certify {{versions}}
+    target/release/turnpass lab compatibility conformance/certificates/*.json > docs/compatibility.md
+
 # Writes the generated parts of the pages anew
 bless:
     TURNPASS_BLESS=1 cargo test -p turnpass --lib error::

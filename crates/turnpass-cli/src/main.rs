@@ -1,6 +1,7 @@
 //! The `turnpass` program: one file a command in `commands`, with the same items in the same order.
 
 mod args;
+mod certify;
 mod commands;
 mod config_file;
 mod context;

@@ -12,6 +12,7 @@
 //! | [`replay`] | the replay transport: the whole conversation into a fresh process |
 //! | [`wire`] | lines, SSE, stream-json, control, Messages and the body splice: functions over buffers |
 //! | [`cli`] | the installed CLI: where, whether it fits, signed in, how it is started |
+//! | [`certify`] | what a version of the CLI was seen to do, and what may be relied on |
 //! | `loopback` | a port of our own on loopback, and who may speak to it |
 //! | [`limits`] | paid credits, usage windows, limits of a turn, budgets |
 //! | [`login`] | signing in again through the CLI's own login, when a host asks for it |
@@ -22,6 +23,7 @@
 //! | [`record`] | what is written down: one record of each generation; the CLI's own output when asked for |
 //! | [`secret`] | values that are never printed |
 
+pub mod certify;
 pub mod cli;
 pub mod conversation;
 pub mod error;

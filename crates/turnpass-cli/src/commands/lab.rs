@@ -1,4 +1,4 @@
-//! `turnpass lab upstream|cli|bench|replay-recording|redact`: the offline laboratory.
+//! `turnpass lab upstream|cli|bench|replay-recording|redact|compatibility`: the offline laboratory.
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use turnpass_lab::scenario::Scenario;
 use turnpass_lab::upstream::{Options, Upstream};
 
-use super::{bench, recording};
+use super::{bench, compatibility, recording};
 use crate::context::Context;
 use crate::exit::{Exit, Fault};
 use crate::show::LABORATORY;
@@ -32,6 +32,8 @@ enum What {
     ReplayRecording(recording::ReplayArgs),
     /// Make a recording fit to share, on standard output
     Redact(recording::RedactArgs),
+    /// Make the page that compares versions of the CLI, on standard output
+    Compatibility(compatibility::Args),
 }
 
 #[derive(clap::Args, Debug)]
@@ -86,6 +88,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
         What::Bench(args) => bench::run(args, context).await,
         What::ReplayRecording(args) => recording::replay(args),
         What::Redact(args) => recording::redact(&args),
+        What::Compatibility(args) => compatibility::run(&args),
         What::Cli(_) => Err(Fault::usage(
             "the scripted CLI cannot run here",
             "Call it as `turnpass lab cli SCRIPT ARGS`.",

@@ -2,6 +2,7 @@
 
 pub(crate) mod auth;
 pub(crate) mod bench;
+pub(crate) mod compatibility;
 pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod demo;

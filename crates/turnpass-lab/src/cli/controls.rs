@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use serde_json::{Value, json};
 
+use super::emulator::faults::Fault;
 use super::emulator::models;
 use super::emulator::state::State;
 use super::mcp::Server;
@@ -126,10 +127,8 @@ fn initialized(state: &State) -> Value {
 
 /// Before the first turn a change is clean; later it writes command text into the conversation.
 fn set_model(state: &mut State, request: &Value) -> String {
-    let wanted = request["model"]
-        .as_str()
-        .or(state.flags.value("--model"))
-        .unwrap_or("default");
+    // Without a model it goes to the CLI's own default, whatever the process was started with.
+    let wanted = request["model"].as_str().unwrap_or("default");
     let id = models::resolve(wanted);
     let wanted = wanted.to_owned();
     if let Some(prompt) = request["system_prompt"].as_str() {
@@ -235,6 +234,7 @@ fn rewind(state: &mut State, request: &Value) -> Answer {
             && entry.message.pointer("/content/0/tool_use_id").is_none()
             // The CLI's own note does not count as one of the user's (2.1.294 to 2.1.332).
             && !text.starts_with(INTERRUPTED)
+            && !state.own.contains(&entry.uuid)
     };
     let at = state
         .history
@@ -259,7 +259,21 @@ fn rewind(state: &mut State, request: &Value) -> Answer {
         .rev()
         .find(|entry| entry.message["role"] == "assistant");
     let before = before.map(|entry| entry.uuid.clone());
-    state.history.truncate(at);
+    let was_interrupted = state.history[at..]
+        .iter()
+        .any(|entry| super::emulator::body_text(&entry.message["content"]).contains(INTERRUPTED));
+    let kept = match was_interrupted {
+        true => Fault::KeepsInterrupted,
+        false => Fault::KeepsFailed,
+    };
+    if !state.faults.has(kept) {
+        state.history.truncate(at);
+    }
+    // What a model change has left for the next line goes with it: 2.1.294, 2.1.310, 2.1.332.
+    if !state.faults.has(Fault::LeavesCommandText) {
+        state.pending_text.clear();
+        state.pending_system = None;
+    }
     state.save();
     Answer::Success(Some(json!({
         "rewound": true, "targetMessageUuid": target, "prefillText": text,

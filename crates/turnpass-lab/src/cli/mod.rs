@@ -44,7 +44,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
 pub use big::{BigFill, BigKind, BigLine, MARK_BYTES};
-pub use emulator::{EmulatorOptions, Flags, FlagsError};
+pub use emulator::{EmulatorOptions, Fault, Flags, FlagsError};
 pub use recording::{RecordedLine, RecordedRun, Recording};
 pub use script::{Auth, Control, Post, Run, Script, ScriptError, Step};
 pub use sse::{SseEvent, SseParser};

@@ -10,6 +10,7 @@ use std::sync::{Arc, mpsc as threads};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
+use super::emulator::faults::Faults;
 use super::recording::Recorder;
 
 /// Lines of stdin in order; `recv` gives `None` at the end of input.
@@ -52,6 +53,7 @@ enum Job {
 #[derive(Clone)]
 pub(crate) struct Output {
     jobs: threads::Sender<Job>,
+    faults: Faults,
 }
 
 impl Output {
@@ -73,7 +75,16 @@ impl Output {
                 }
             }
         });
-        Output { jobs }
+        Output {
+            jobs,
+            faults: Faults::default(),
+        }
+    }
+
+    /// The same pipe, whose records are written as these faults make them.
+    pub(crate) fn with(mut self, faults: Faults) -> Output {
+        self.faults = faults;
+        self
     }
 
     /// Queues bytes; returns at once.
@@ -83,6 +94,10 @@ impl Output {
 
     /// Queues one record as a line; returns at once.
     pub(crate) fn record(&self, record: &Value) {
+        let mut record = record.clone();
+        if !self.faults.record(&mut record) {
+            return;
+        }
         let mut line = record.to_string().into_bytes();
         line.push(b'\n');
         self.bytes(line);

@@ -4,6 +4,8 @@
 //! each kind of process is one pure function that adds its own. Nothing long and nothing secret is in argv: prompts,
 //! settings and tool servers go by private files, and the relay's address with its secret by the settings file.
 
+mod trial;
+
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
@@ -19,6 +21,8 @@ use crate::models::check_model_id;
 use crate::process::{ChildGroup, Spawn, StdinMode};
 use crate::request::{Effort, ModelId, ThinkingDisplay};
 use crate::secret::Secret;
+
+pub use trial::{Trial, trial};
 
 /// Bytes of all arguments together, with the program's name and one NUL each. Linux takes 128 KiB for one argument and
 /// Windows 32 KiB for all; a launch that stays this far below both cannot grow into them with a prompt or a tool list.

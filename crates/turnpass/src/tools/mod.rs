@@ -33,7 +33,7 @@ pub mod stdio;
 
 pub use catalogue::{Catalogue, CatalogueLimits};
 pub use check::{KNOWN_HARMLESS_EXTRAS, Verdict, check_tools};
-pub use mcp::{Call, Occurrence, Policy, Reply, Server};
+pub use mcp::{Call, Occurrence, Policy, Reply, Server, TOOL_USE_ID};
 pub use pairing::Pairing;
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
+use super::faults::Fault;
 use super::records;
 use super::state::{PublishedTool, fresh_uuid};
 use super::turn::{Shared, say_streaming};
@@ -39,7 +40,8 @@ impl Calls {
         let state = shared.state.borrow();
         let tool = state.tools().into_iter().find(|tool| tool.name == name);
         let allowed = state.flags.allows(&name);
-        let unparsed = block["input"].get("__unparsedToolInput").is_some();
+        let unparsed = block["input"].get("__unparsedToolInput").is_some()
+            && !state.faults.has(Fault::CallsUnparsed);
         let refuse = |text: String| {
             let content = json!([{"type": "tool_result", "content": text, "is_error": true, "tool_use_id": id}]);
             records::user(

@@ -171,6 +171,11 @@ impl Flags {
         Ok(())
     }
 
+    /// Takes a flag out, as if it had not been given.
+    pub(crate) fn forget(&mut self, name: &str) {
+        self.values.remove(name);
+    }
+
     /// Whether the flag was given.
     pub fn has(&self, name: &str) -> bool {
         self.values.contains_key(name)

@@ -3,19 +3,22 @@
 //! `docs/lab/cli.md` lists what is emulated and what is not. The shape of bodies and records is that of
 //! the recordings; sentences are our own.
 
+mod begin;
 mod body;
 mod calls;
 mod failure;
+pub(crate) mod faults;
 mod flags;
 mod forward;
 pub(crate) mod models;
 mod records;
 mod sessions;
 pub(crate) mod state;
+mod stops;
 mod turn;
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::Future;
 use std::path::Path;
 use std::pin::Pin;
@@ -26,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
+pub use faults::Fault;
 pub use flags::{Flags, FlagsError};
 
 pub(crate) use body::{MESSAGES_PATH, body, headers, text_of as body_text};
@@ -37,6 +41,8 @@ use super::mcp::HostLink;
 use super::pipes::{Lines, Output};
 use super::player::Context;
 use super::signals::{SignalCode, Signals};
+use begin::start_turn;
+use faults::Faults;
 use state::{State, fresh_uuid};
 use turn::{Progress, Shared};
 
@@ -54,6 +60,8 @@ pub struct EmulatorOptions {
     pub plugins: Vec<String>,
     /// Control requests of these subtypes are taken and never answered.
     pub ignore_controls: Vec<String>,
+    /// Behaviours that are broken on purpose.
+    pub faults: BTreeSet<Fault>,
 }
 
 impl Default for EmulatorOptions {
@@ -68,6 +76,7 @@ impl Default for EmulatorOptions {
             rate_limits_available: true,
             plugins: Vec::new(),
             ignore_controls: Vec::new(),
+            faults: BTreeSet::new(),
         }
     }
 }
@@ -91,8 +100,21 @@ pub(crate) async fn run(
     signals: &mut Signals,
 ) -> u8 {
     tokio::time::sleep(Duration::from_millis(options.start_delay_ms)).await;
-    let flags = match Flags::parse(&context.argv) {
-        Ok(flags) => flags,
+    let faults = Faults::new(&options.faults);
+    let output = output.with(faults.clone());
+    let parsed = match faults.has(Fault::UnknownOption) {
+        false => Flags::parse(&context.argv),
+        true => Err(FlagsError(
+            "error: unknown option '--thinking-display'".to_owned(),
+        )),
+    };
+    let flags = match parsed {
+        Ok(mut flags) => {
+            for unseen in faults.unseen_flags() {
+                flags.forget(unseen);
+            }
+            flags
+        }
         Err(error) => {
             super::complain(&error.to_string());
             return 1;
@@ -129,6 +151,8 @@ pub(crate) async fn run(
         connecting: Vec::new(),
         failed: false,
         over: false,
+        is_deaf: false,
+        left_running: Vec::new(),
     };
     process.connect_new();
     let code = process.serve(lines, signals).await;
@@ -165,6 +189,10 @@ struct Process {
     /// The last turn was an error: the exit code at the end of input.
     failed: bool,
     over: bool,
+    /// The end of input does not end it.
+    is_deaf: bool,
+    /// Turns whose requests an interrupt left open.
+    left_running: Vec<Running>,
 }
 
 impl Process {
@@ -205,7 +233,7 @@ impl Process {
                 }
                 match self.queue.pop_front() {
                     Some(next) => running = self.begin(next),
-                    None if !open || self.over => return u8::from(self.failed),
+                    None if (!open && !self.is_deaf) || self.over => return u8::from(self.failed),
                     None => {}
                 }
             }
@@ -217,7 +245,10 @@ impl Process {
                             return code;
                         }
                     }
-                    None => open = false,
+                    None => {
+                        open = false;
+                        self.is_deaf = self.has(Fault::IgnoresEndOfInput);
+                    }
                 },
                 () = drive(&mut running), if running.is_some() => {
                     let uuid = running.take().and_then(|(_, uuid)| uuid);
@@ -238,6 +269,10 @@ impl Process {
         }
     }
 
+    fn has(&self, fault: Fault) -> bool {
+        self.shared.state.borrow().faults.has(fault)
+    }
+
     fn lifecycle(&self, uuid: Option<&str>, what: &str) {
         if let Some(uuid) = uuid {
             let record = records::lifecycle(&self.shared.state.borrow(), uuid, what);
@@ -254,13 +289,17 @@ impl Process {
         if line.iter().all(u8::is_ascii_whitespace) {
             return None;
         }
-        let Ok(line) = serde_json::from_slice::<Value>(line) else {
+        let Ok(mut line) = serde_json::from_slice::<Value>(line) else {
             super::complain(&format!(
                 "Error parsing streaming input line ({} chars): SyntaxError",
                 line.len()
             ));
             return Some(1);
         };
+        let faults = self.shared.state.borrow().faults.clone();
+        if !faults.line(&mut line) {
+            return None;
+        }
         match line["type"].as_str().unwrap_or_default() {
             "user" => {
                 let uuid = line["uuid"].as_str().map(str::to_owned);
@@ -300,6 +339,11 @@ impl Process {
         });
         let uuid = line["uuid"].as_str().map_or_else(fresh_uuid, str::to_owned);
         state.push(uuid, json!({"role": "assistant", "content": blocks}), true);
+        drop(state);
+        // Exactly this one record, and only when the line has a uuid: 2.1.294, 2.1.310, 2.1.332.
+        if !self.has(Fault::FramesUnacknowledged) {
+            self.lifecycle(line["uuid"].as_str(), "completed");
+        }
     }
 
     async fn control(&mut self, line: &Value, running: &mut Option<(Running, Option<String>)>) {
@@ -381,7 +425,10 @@ impl Process {
         let Some((turn, uuid)) = running.take() else {
             return;
         };
-        drop(turn);
+        match self.has(Fault::InterruptKeepsRequest) {
+            true => self.left_running.push(turn),
+            false => drop(turn),
+        }
         self.shared.client.borrow_mut().take();
         let progress = std::mem::take(&mut *self.shared.progress.borrow_mut());
         let Progress {
@@ -414,7 +461,7 @@ impl Process {
         self.shared
             .state
             .borrow_mut()
-            .push(note_uuid, note["message"].clone(), false);
+            .push_own(note_uuid, note["message"].clone());
         self.shared.with_outcome(|now| {
             *now = outcome.unwrap_or_else(|| Outcome::new(uuid.clone()));
             now.subtype = "error_during_execution";
@@ -511,70 +558,6 @@ async fn drive(running: &mut Option<(Running, Option<String>)>) {
     if let Some((turn, _)) = running {
         turn.await;
     }
-}
-
-/// The init record, then a local answer, an acknowledgement, or requests.
-async fn start_turn(shared: Rc<Shared>, next: Queued) {
-    let streaming = shared.state.borrow().flags.output_format() == "stream-json";
-    if let Some(uuid) = next.uuid.as_deref().filter(|_| streaming) {
-        let record = records::lifecycle(&shared.state.borrow(), uuid, "started");
-        shared.say(&record);
-    }
-    if streaming {
-        shared.say(&records::init(&shared.state.borrow()));
-    }
-    let text = body::text_of(&next.content);
-    let command = if next.composed {
-        None
-    } else {
-        slash_command(&text)
-    };
-    if let Some(command) = command {
-        let said = format!("/{command} isn't available in this environment.");
-        if streaming {
-            shared.say(&records::local_answer(&shared.state.borrow(), &said));
-        }
-        shared.with_outcome(|outcome| {
-            outcome.local = true;
-            outcome.result = Some(said);
-        });
-        return;
-    }
-    let content = with_pending(&mut shared.state.borrow_mut(), next.content, next.ask);
-    let uuid = next.uuid.clone().unwrap_or_else(fresh_uuid);
-    let message = json!({"role": "user", "content": content});
-    shared.state.borrow_mut().push(uuid, message, !next.ask);
-    if next.ask {
-        turn::run(Rc::clone(&shared), next.uuid).await;
-        shared.state.borrow_mut().pending_system = None;
-    } else {
-        shared.with_outcome(|outcome| {
-            outcome.local = true;
-            outcome.result = Some(String::new());
-        });
-    }
-}
-
-/// Puts the text of a model change before the user's own.
-fn with_pending(state: &mut State, content: Value, ask: bool) -> Value {
-    if !ask || state.pending_text.is_empty() {
-        return content;
-    }
-    let mut blocks: Vec<Value> = std::mem::take(&mut state.pending_text)
-        .into_iter()
-        .map(|text| json!({"type": "text", "text": text}))
-        .collect();
-    match content {
-        Value::Array(own) => blocks.extend(own),
-        other => blocks.push(json!({"type": "text", "text": other})),
-    }
-    json!(blocks)
-}
-
-/// `/word` at the start is taken as a command; `/path/with/slashes` is not: measured on 2.1.332.
-fn slash_command(text: &str) -> Option<&str> {
-    let word = text.strip_prefix('/')?.split_whitespace().next()?;
-    (!word.contains('/')).then_some(word)
 }
 
 async fn whole_input(lines: &mut Lines) -> String {

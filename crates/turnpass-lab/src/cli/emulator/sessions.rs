@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 use super::flags::Flags;
 use super::state::Entry;
 
+/// What a call says whose result a resume does not find.
+pub(crate) const MISSING: &str = "[Tool result missing due to internal error]";
+
 /// A stored conversation.
 #[derive(Debug, Default)]
 pub(crate) struct Saved {
@@ -80,10 +83,7 @@ pub(crate) fn open(projects: &Path, cwd: &Path, flags: &Flags) -> Result<Opened,
             let missing =
                 || Refused::NotFound(format!("No message found with message.uuid of: {at}"));
             saved.history.truncate(here.ok_or_else(missing)? + 1);
-            answer_calls(
-                &mut saved.history,
-                "[Tool result missing due to internal error]",
-            );
+            answer_calls(&mut saved.history, MISSING);
         }
         None => repair(&mut saved.history),
     }

@@ -1,12 +1,13 @@
 //! What an emulated process knows: flags, model, prompt, servers, history.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
 
 use super::EmulatorOptions;
+use super::faults::{Fault, Faults};
 use super::flags::Flags;
 use super::models;
 use super::sessions::{self, Opened};
@@ -25,6 +26,7 @@ pub(crate) struct Entry {
 
 pub(crate) struct State {
     pub(crate) version: String,
+    pub(crate) faults: Faults,
     pub(crate) options: EmulatorOptions,
     pub(crate) flags: Flags,
     pub(crate) session_id: String,
@@ -36,6 +38,8 @@ pub(crate) struct State {
     pub(crate) settings: Map<String, Value>,
     pub(crate) servers: Vec<Rc<Server>>,
     pub(crate) history: Vec<Entry>,
+    /// User messages that the CLI wrote by itself; nobody rewinds to them, and they make no target stale.
+    pub(crate) own: BTreeSet<String>,
     /// A turn has been asked, so that a model change leaves traces.
     pub(crate) asked: bool,
     /// Text blocks that go before the next user text.
@@ -76,6 +80,7 @@ impl State {
             settings: Map::new(),
             servers: Vec::new(),
             history: Vec::new(),
+            own: BTreeSet::new(),
             asked: false,
             pending_text: Vec::new(),
             pending_system: None,
@@ -84,6 +89,7 @@ impl State {
                 uuid::Uuid::new_v4().simple(),
                 uuid::Uuid::new_v4().simple()
             ),
+            faults: Faults::new(&options.faults),
             options,
             flags,
             link,
@@ -129,6 +135,9 @@ impl State {
 
     /// A variable, from the settings or from the environment.
     pub(crate) fn env(&self, name: &str) -> Option<String> {
+        if self.faults.hides(name) {
+            return None;
+        }
         self.settings_env
             .get(name)
             .cloned()
@@ -196,7 +205,7 @@ impl State {
 
     /// Whether the version is newer than 2.1.310. Seen on 2.1.332 and not on 2.1.294 and 2.1.310:
     /// `begun_message_ids`, `abandoned_blocks` after a cut inside a block or an interrupt, and the
-    /// reminder tags around what the CLI says by itself. Where between them it changed is not known.
+    /// reminder tags around what the CLI says by itself. `abandoned_blocks` came with 2.1.311; of the others it is not known.
     pub(crate) fn newer(&self) -> bool {
         let mut numbers = self
             .version
@@ -224,15 +233,59 @@ impl State {
         }
     }
 
+    /// Adds a user message that nobody asked.
+    pub(crate) fn push_own(&mut self, uuid: String, message: Value) {
+        self.own.insert(uuid.clone());
+        self.push(uuid, message, false);
+    }
+
     /// Adds a message to the conversation under a uuid.
     pub(crate) fn push(&mut self, uuid: String, message: Value, frame: bool) {
+        let is_lost = self.faults.has(Fault::ParkedNotOnDisk) && !calls(&message).is_empty();
         self.history.push(Entry {
             uuid,
             message,
             frame,
         });
-        self.save();
+        if !is_lost {
+            self.save();
+        }
     }
+
+    /// Results of the host take the place of those that a resume has put in for missing ones: 2.1.294, 2.1.310, 2.1.332.
+    pub(crate) fn take_results_of(&mut self, content: &Value) {
+        let given = results(content);
+        let made_up = self
+            .history
+            .last()
+            .filter(|last| {
+                last.message["content"]
+                    .to_string()
+                    .contains(sessions::MISSING)
+            })
+            .map(|last| results(&last.message["content"]));
+        if made_up.is_some_and(|ids| !ids.is_empty() && ids.iter().all(|id| given.contains(id))) {
+            self.history.pop();
+        }
+    }
+}
+
+/// The ids of the calls of a message.
+fn calls(message: &Value) -> Vec<String> {
+    ids(&message["content"], "tool_use", "id")
+}
+
+/// The ids of the calls that a content has results of.
+fn results(content: &Value) -> Vec<String> {
+    ids(content, "tool_result", "tool_use_id")
+}
+
+fn ids(content: &Value, kind: &str, field: &str) -> Vec<String> {
+    let blocks = content.as_array().map_or(&[][..], Vec::as_slice);
+    let blocks = blocks.iter().filter(|block| block["type"] == *kind);
+    blocks
+        .filter_map(|block| block[field].as_str().map(str::to_owned))
+        .collect()
 }
 
 /// A tool as it is published to the model.

@@ -8,9 +8,11 @@ use serde_json::{Value, json};
 
 use super::calls::Calls;
 use super::failure::{self, Policy};
+use super::faults::Fault;
 use super::forward::{Ended, Forward, Out};
 use super::records::{self, Failure, Outcome, Totals};
 use super::state::{PublishedTool, State, fresh_uuid};
+use super::stops::{fail, give_up, is_over_budget, max_turns, over_budget, refusal};
 use super::{body, models};
 use crate::cli::http::{Answer, Ask, Base, Client};
 use crate::cli::pipes::Output;
@@ -111,6 +113,10 @@ pub(crate) async fn run(shared: Rc<Shared>, user_uuid: Option<String>) {
             records::status(state, user_uuid.as_deref())
         });
         let (reply, results) = generation(&shared).await;
+        if !matches!(reply, Reply::Failed(_)) && is_over_budget(&shared.state.borrow()) {
+            over_budget(&shared);
+            return;
+        }
         match reply {
             Reply::Failed(failure) => {
                 fail(&shared, failure);
@@ -186,12 +192,13 @@ fn go_on(shared: &Shared, why: &str) {
     shared
         .state
         .borrow_mut()
-        .push(uuid, json!({"role": "user", "content": text}), false);
+        .push_own(uuid, json!({"role": "user", "content": text}));
     say_streaming(shared, |_| record);
 }
 
-const EMPTY: &str = "[The last answer had nothing to show. Please go on and answer.]";
-const CUT_OFF: &str = "The answer above was cut off mid-stream. Go on from where it stops.";
+pub(super) const EMPTY: &str = "[The last answer had nothing to show. Please go on and answer.]";
+pub(super) const CUT_OFF: &str =
+    "The answer above was cut off mid-stream. Go on from where it stops.";
 const TOKEN_LIMIT: &str = "Output token limit hit. Go on from where it stops.";
 const REFUSED: &str = "[The last answer was declined. Please try again.]";
 
@@ -200,63 +207,6 @@ pub(super) fn say_streaming(shared: &Shared, record: impl FnOnce(&State) -> Valu
     if state.flags.output_format() == "stream-json" {
         shared.say(&record(&state));
     }
-}
-
-fn max_turns(shared: &Shared, limit: u64) {
-    shared.with_outcome(|outcome| {
-        outcome.subtype = "error_max_turns";
-        outcome.is_error = true;
-        outcome.terminal_reason = "max_turns";
-        outcome.num_turns = limit + 1;
-        outcome.result = None;
-        outcome.errors = vec![format!("Reached maximum number of turns ({limit})")];
-    });
-}
-
-fn give_up(shared: &Shared, why: &str) {
-    if why == EMPTY {
-        return;
-    }
-    let (error, api_error) = if why == CUT_OFF {
-        ("server_error", Some("connection_failed"))
-    } else {
-        ("max_output_tokens", None)
-    };
-    let text = "API Error: the answer could not be completed".to_owned();
-    let failure = Failure {
-        error,
-        api_error,
-        text,
-        terminal_reason: "api_error",
-        ..Failure::default()
-    };
-    fail(shared, failure);
-}
-
-/// Ends the turn with a failure. Its synthetic record goes before the made-up stops of a broken stream.
-fn fail(shared: &Shared, failure: Failure) {
-    let record = records::synthetic(&shared.state.borrow(), &failure);
-    let closing = {
-        let mut progress = shared.progress.borrow_mut();
-        match progress.forward.as_mut() {
-            Some(forward) if forward.ended() != Ended::Whole && !forward.is_stopped() => {
-                forward.abandon(false, vec![record])
-            }
-            _ => vec![Out::Record(record)],
-        }
-    };
-    for out in closing {
-        if let Out::Record(record) = out {
-            say_streaming(shared, |_| record);
-        }
-    }
-    shared.with_outcome(|outcome| {
-        outcome.is_error = true;
-        outcome.terminal_reason = failure.terminal_reason;
-        outcome.stop_reason = json!("stop_sequence");
-        outcome.result = Some(failure.text.clone());
-        outcome.failure = Some(failure);
-    });
 }
 
 /// One generation with its retries; on success the tool results are in the history.
@@ -269,6 +219,13 @@ async fn generation(shared: &Rc<Shared>) -> (Reply, Vec<Value>) {
             Err(failure) => failure,
         };
         failed += 1;
+        let faults = shared.state.borrow().faults.clone();
+        if faults.has(Fault::Retries410) && failure.status == Some(410) && failed == 1 {
+            continue;
+        }
+        if faults.has(Fault::NoReadmission) && failure.status == Some(401) {
+            return (Reply::Failed(failure), Vec::new());
+        }
         let policy = policy(&shared.state.borrow());
         let Some(retry) = failure::next_try(&failure, failed, policy) else {
             return (Reply::Failed(failure), Vec::new());
@@ -318,6 +275,7 @@ async fn exchange(shared: &Rc<Shared>, stream: bool) -> Result<(Reply, Vec<Value
     let (base, ask) = {
         let state = shared.state.borrow();
         let mut body = body::body(&state);
+        state.faults.body(&mut body);
         if !stream {
             body["stream"] = json!(false);
         }
@@ -550,16 +508,6 @@ fn judge(shared: &Shared, stop_reason: &Value, empty: bool, called: bool) -> Rep
         None => Reply::Continue(CUT_OFF),
         _ if empty => Reply::Continue(EMPTY),
         _ => Reply::Whole,
-    }
-}
-
-fn refusal() -> Failure {
-    let text = "API Error: the model declined to answer".to_owned();
-    Failure {
-        error: "invalid_request",
-        text,
-        terminal_reason: "api_error",
-        ..Failure::default()
     }
 }
 
