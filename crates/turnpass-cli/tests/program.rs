@@ -170,21 +170,20 @@ fn a_laboratory_upstream_is_on_loopback_or_refused() {
 }
 
 #[test]
-fn a_transport_that_is_not_in_this_build_is_refused_with_the_way_out() {
-    let ended = run(&["run", "--transport", "replay", "x"]);
-    let said = ["[transport_unavailable]", "replay", "--transport relay"];
-    assert_usage(&ended, &said);
+fn without_a_choice_it_is_the_pool() {
+    let ended = run(&["config", "show"]);
+    assert!(ended.out.contains("transport = \"pool\""), "{}", ended.out);
 }
 
 #[test]
 fn with_json_a_failure_stands_on_standard_output_as_well() {
-    let ended = run(&["run", "--json", "--transport", "replay", "x"]);
+    let ended = run(&["run", "--json", "--lab-upstream", "http://example.org", "x"]);
     assert_eq!(ended.code, 2);
     let line: Value = serde_json::from_str(&ended.out).unwrap();
     assert_eq!(line["type"], "error");
-    assert_eq!(line["code"], "transport_unavailable");
+    assert_eq!(line["code"], "lab_upstream_refused");
     assert_eq!(line["exit"], 2);
-    assert!(ended.err.contains("[transport_unavailable]"));
+    assert!(ended.err.contains("[lab_upstream_refused]"));
 }
 
 fn config(home: &Path, text: &str, mode: u32) {

@@ -493,6 +493,44 @@ mod tests {
         }
     }
 
+    #[derive(Debug)]
+    struct Relay;
+
+    impl Transport for Relay {
+        fn kind(&self) -> TransportKind {
+            TransportKind::Relay
+        }
+
+        fn generate(&self, _: Request) -> Generation {
+            Generation::failed(Error::new(ErrorCode::Closed, "the relay was asked"))
+        }
+
+        fn shutdown(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
+            Box::pin(std::future::ready(Ok(())))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_for_a_transport_that_is_not_there_is_refused_with_those_that_are() {
+        let provider = Provider::new(Relay);
+        for (wanted, code) in [
+            (None, ErrorCode::Closed),
+            (Some(TransportKind::Relay), ErrorCode::Closed),
+            (Some(TransportKind::Replay), ErrorCode::TransportUnavailable),
+        ] {
+            let mut request = Request::new("sonnet", vec![Message::user("x")]);
+            request.transport = wanted;
+            let error = provider
+                .generate(request)
+                .next()
+                .await
+                .unwrap()
+                .unwrap_err();
+            assert_eq!(error.code(), code);
+            assert!(error.detail().contains("relay"), "{error}");
+        }
+    }
+
     #[tokio::test]
     async fn dropping_it_cancels() {
         let (mut sender, generation) = Generation::channel();

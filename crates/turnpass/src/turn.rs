@@ -4,6 +4,8 @@
 //! order: it is the suffix that [`Turn::finish`] releases once the transport's own conditions hold too. A call is
 //! whole when its block has stopped and the message has ended with a stop reason, never before.
 
+mod stop;
+
 use std::collections::BTreeMap;
 
 use crate::conversation::{
@@ -20,11 +22,6 @@ pub const BLOCKS_LIMIT: usize = 4096;
 
 /// The documented key under which input that does not parse stands in the message (the CLI's own word).
 pub const UNPARSED_TOOL_INPUT: &str = "__unparsedToolInput";
-
-/// Longest refusal category that is kept, in characters (relay origin).
-const REFUSAL_CATEGORY_CHARS: usize = 128;
-/// Longest refusal explanation that is kept, in characters (relay origin).
-const REFUSAL_EXPLANATION_CHARS: usize = 1024;
 
 /// Maps a published tool name back to the host's; `None` for a tool that the host did not offer.
 pub type ToolNames = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
@@ -426,7 +423,7 @@ impl Turn {
                 .stop_sequence
                 .as_ref()
                 .map(|text| text.as_str().to_owned());
-            self.stop = Some(stop_reason(word, sequence, delta.stop_details));
+            self.stop = Some(stop::reason(word, sequence, delta.stop_details));
         }
         out.push(Event::Usage(as_usage(&self.usage)));
     }
@@ -547,39 +544,6 @@ fn as_usage(usage: &usage::Usage) -> Usage {
         cache_creation_5m_input_tokens: lifetimes.ephemeral_5m_input_tokens,
         cache_creation_1h_input_tokens: lifetimes.ephemeral_1h_input_tokens,
         cache_read_input_tokens: usage.cache_read_input_tokens,
-    }
-}
-
-fn stop_reason(
-    word: &str,
-    sequence: Option<String>,
-    details: Option<&serde_json::value::RawValue>,
-) -> StopReason {
-    match word {
-        "end_turn" => StopReason::EndTurn,
-        "tool_use" => StopReason::ToolUse,
-        "max_tokens" => StopReason::MaxTokens,
-        "stop_sequence" => StopReason::StopSequence { sequence },
-        "pause_turn" => StopReason::PauseTurn,
-        "model_context_window_exceeded" => StopReason::ContextWindowExceeded,
-        "refusal" => {
-            let details: serde_json::Value = details
-                .and_then(|raw| serde_json::from_str(raw.get()).ok())
-                .unwrap_or_default();
-            let text = |key: &str, chars: usize| {
-                details
-                    .get(key)?
-                    .as_str()
-                    .map(|text| text.chars().take(chars).collect())
-            };
-            StopReason::Refusal {
-                category: text("category", REFUSAL_CATEGORY_CHARS),
-                explanation: text("explanation", REFUSAL_EXPLANATION_CHARS),
-            }
-        }
-        other => StopReason::Other {
-            word: other.chars().take(REFUSAL_CATEGORY_CHARS).collect(),
-        },
     }
 }
 

@@ -41,6 +41,10 @@ pub(crate) const STARTS_TASKS: &[&str] = &[
     "crates/turnpass/src/relay/kept.rs",
     "crates/turnpass/src/relay/mod.rs",
     "crates/turnpass/src/relay/stable.rs",
+    // The CLI's own login, which ends when nobody waits for it, and a request that may be sent once more after it, which ends
+    // with its host.
+    "crates/turnpass/src/login/mod.rs",
+    "crates/turnpass/src/provider.rs",
     // The lines of a CLI, the ends of processes and what is shown of them, advisors that are idle, and the generations of a
     // pool.
     "crates/turnpass/src/pool/mod.rs",
@@ -76,6 +80,7 @@ pub(crate) const PURE: &[&str] = &[
     "crates/turnpass/src/record/replay.rs",
     "crates/turnpass/src/record/rows.rs",
     "crates/turnpass/src/turn.rs",
+    "crates/turnpass/src/turn/stop.rs",
     "crates/turnpass/src/models.rs",
     "crates/turnpass/src/models/context.rs",
     "crates/turnpass/src/limits/verdict.rs",
@@ -91,6 +96,15 @@ pub(crate) const PURE: &[&str] = &[
     "crates/turnpass/src/tools/schema.rs",
     "crates/turnpass/src/loopback/origin.rs",
     "crates/turnpass/src/pool/transcript.rs",
+    "crates/turnpass/src/pool/keys.rs",
+    "crates/turnpass/src/pool/answer.rs",
+    "crates/turnpass/src/pool/hearing.rs",
+    "crates/turnpass/src/pool/failure.rs",
+    "crates/turnpass/src/pool/sync/compare.rs",
+    "crates/turnpass/src/pool/sync/record.rs",
+    "crates/turnpass/src/pool/sync/state.rs",
+    "crates/turnpass/src/pool/sync/plan.rs",
+    "crates/turnpass/src/login/dialogue.rs",
     "crates/turnpass/src/relay/admission.rs",
     "crates/turnpass/src/relay/fit.rs",
     "crates/turnpass/src/relay/completion.rs",

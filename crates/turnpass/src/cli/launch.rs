@@ -6,12 +6,13 @@
 
 mod trial;
 
+mod tool_server;
+
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
 
 use super::environment::{Environment, POOL, RELAY};
 use super::private_dir::PrivateDir;
@@ -21,6 +22,8 @@ use crate::models::check_model_id;
 use crate::process::{ChildGroup, Spawn, StdinMode};
 use crate::request::{Effort, ModelId, ThinkingDisplay};
 use crate::secret::Secret;
+
+pub use self::tool_server::McpServer;
 
 pub use trial::{Trial, trial};
 
@@ -129,53 +132,6 @@ impl fmt::Debug for Launch {
 impl fmt::Debug for LaunchFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({} bytes)", self.name, self.contents.len())
-    }
-}
-
-/// A tool server that the CLI is told of.
-#[derive(Clone, Debug)]
-pub enum McpServer {
-    /// A program that the CLI starts; it becomes a member of the CLI's process group.
-    Stdio {
-        /// The program, absolute.
-        command: PathBuf,
-        /// Its arguments. They are visible to every user of the machine.
-        args: Vec<String>,
-        /// Variables on top of those of the CLI.
-        env: Vec<(String, String)>,
-    },
-    /// Our own listener on loopback.
-    Http {
-        /// Its address.
-        url: String,
-        /// The bearer that it asks for.
-        bearer: Secret,
-        /// Longest time of one call. The CLI gives up after 60 s without it (2.1.332).
-        timeout_ms: u64,
-    },
-}
-
-impl McpServer {
-    fn config(&self) -> Value {
-        let entry = match self {
-            Self::Stdio { command, args, env } => json!({
-                "type": "stdio",
-                "command": command.to_string_lossy(),
-                "args": args,
-                "env": env.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
-            }),
-            Self::Http {
-                url,
-                bearer,
-                timeout_ms,
-            } => json!({
-                "type": "http",
-                "url": url,
-                "headers": {"Authorization": format!("Bearer {}", bearer.expose_str())},
-                "timeout": timeout_ms,
-            }),
-        };
-        json!({"mcpServers": {MCP_SERVER: entry}})
     }
 }
 

@@ -17,6 +17,7 @@
 
 mod ids;
 mod media;
+mod results;
 mod rules;
 
 use std::borrow::Cow;
@@ -367,7 +368,7 @@ impl<'a> Turns<'a> {
         };
         let early = slots[place..].iter().any(|slot| slot.result.is_some());
         let sent = slots[place].sent.clone();
-        let (block, media) = sendable_result(block, result, &sent, |rule| {
+        let (block, media) = results::sendable(block, result, &sent, |rule| {
             self.changes.push(Change { rule, message: at });
         });
         if late || early {
@@ -522,56 +523,6 @@ fn missing(calls: &[Slot<'_>]) -> Error {
 
 fn marked(text: &str) -> Cow<'static, Block> {
     Cow::Owned(Block::text(text))
-}
-
-/// A result as the service takes it, and what has to stand behind the results.
-fn sendable_result<'a>(
-    block: &'a Block,
-    result: &'a ToolResult,
-    sent: &str,
-    mut note: impl FnMut(Rule),
-) -> (Cow<'a, Block>, Vec<Cow<'a, Block>>) {
-    let plain = |part: &ResultBlock| match part {
-        ResultBlock::Text { text } => !is_blank(text),
-        _ => !result.is_error && media::fits(part),
-    };
-    let fits = result.content.iter().all(plain) && !(result.is_error && result.content.is_empty());
-    if fits && *sent == *result.id.0 {
-        return (Cow::Borrowed(block), Vec::new());
-    }
-    let mut content = Vec::with_capacity(result.content.len());
-    let mut behind = Vec::new();
-    for part in &result.content {
-        match part {
-            ResultBlock::Text { text } if is_blank(text) => note(Rule::BlankText),
-            ResultBlock::Text { .. } => content.push(part.clone()),
-            // "all content must be type `text` if `is_error` is true"
-            media if result.is_error => {
-                let (block, rule) = media::of_result(media);
-                note(Rule::ErrorMedia);
-                rule.map(&mut note);
-                behind.push(block);
-            }
-            media => {
-                let (part, rule) = media::result_part(media);
-                rule.map(&mut note);
-                content.push(part);
-            }
-        }
-    }
-    if result.is_error && content.is_empty() {
-        // "content cannot be empty if `is_error` is true"
-        note(Rule::EmptyError);
-        content.push(ResultBlock::Text {
-            text: rules::EMPTY_ERROR.to_owned(),
-        });
-    }
-    let result = ToolResult {
-        id: ToolUseId(sent.to_owned()),
-        content,
-        is_error: result.is_error,
-    };
-    (Cow::Owned(Block::ToolResult(result)), behind)
 }
 
 /// Whether the service takes a text for empty ("text content blocks must contain non-whitespace text"). The separators
