@@ -1,6 +1,6 @@
 //! What `claude auth login --claudeai` says before it waits for the code. Pure: bytes so far in, the link out.
 
-use reqwest::Url;
+use url::Url;
 
 /// Longest output that is looked through for the link, in bytes. The whole dialogue has some 700 (2.1.332).
 pub(super) const DIALOGUE_BYTES: usize = 64 * 1024;
