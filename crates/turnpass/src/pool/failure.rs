@@ -23,7 +23,8 @@ pub(crate) fn error(failure: &Failure, begun: bool) -> Error {
             Some(ErrorCode::UpstreamRejected)
         }
         // Nothing had come: whoever asks again loses nothing.
-        (None, FailureKind::Connection) if !begun => Some(ErrorCode::UpstreamUnreachable),
+        _ if is_lost(failure, &text) && !begun => Some(ErrorCode::UpstreamUnreachable),
+        _ if is_lost(failure, &text) => Some(ErrorCode::StreamInterrupted),
         // A stream that ended before its first block has no word of its own (2.1.332).
         (None, FailureKind::Other) if begun => Some(ErrorCode::StreamInterrupted),
         _ => None,
@@ -39,6 +40,13 @@ pub(crate) fn error(failure: &Failure, begun: bool) -> Error {
         Some(status) => error.with_status(status),
         None => error,
     }
+}
+
+/// Whether the connection was lost. Versions before the word for it tell it in their sentence alone (2.1.294).
+fn is_lost(failure: &Failure, text: &str) -> bool {
+    let told = failure.kind == FailureKind::Server
+        && (text.contains("connection to the api was lost") || text.contains("connection dropped"));
+    failure.status.is_none() && (failure.kind == FailureKind::Connection || told)
 }
 
 #[cfg(test)]
@@ -121,16 +129,22 @@ mod tests {
 
     #[test]
     fn a_lost_connection_is_an_interruption_only_after_the_answer_had_begun() {
-        let failure = Failure {
-            kind: FailureKind::Connection,
-            status: None,
-            word: None,
-            text: String::new(),
-        };
-        assert_eq!(
-            error(&failure, false).code(),
-            ErrorCode::UpstreamUnreachable
-        );
-        assert_eq!(error(&failure, true).code(), ErrorCode::StreamInterrupted);
+        let newer = (FailureKind::Connection, "");
+        // 2.1.294
+        let mid =
+            "API Error: Connection to the API was lost (ECONNRESET). This is usually temporary.";
+        let before = "API Error: Connection dropped (ECONNRESET)";
+        let older = [mid, before].map(|text| (FailureKind::Server, text));
+        for (kind, text) in older.into_iter().chain([newer]) {
+            let failure = Failure {
+                kind,
+                status: None,
+                word: None,
+                text: text.to_owned(),
+            };
+            let code = |begun| error(&failure, begun).code();
+            assert_eq!(code(false), ErrorCode::UpstreamUnreachable, "{text}");
+            assert_eq!(code(true), ErrorCode::StreamInterrupted, "{text}");
+        }
     }
 }

@@ -249,7 +249,7 @@ impl Session {
             let id = self.next_control()?;
             burst.extend_from_slice(in_band::initialize(&id, &wanted.system, announced).as_bytes());
         }
-        if let Some(settings) = settings_of(wanted, self.fit.as_ref(), self.gate) {
+        if let Some(settings) = settings_of(wanted, self.fit.as_ref(), self.gate, self.has_model) {
             let settings = to_raw_value(&settings)
                 .map_err(|_| Error::new(ErrorCode::Internal, "settings are not JSON"))?;
             let request = ControlRequest::ApplyFlagSettings {
@@ -877,7 +877,12 @@ impl Session {
 
 /// The settings that make a process fit; a model only before the first line, since later it would leave command text in
 /// the conversation (2.1.294 to 2.1.332).
-fn settings_of(wanted: &Fit, has: Option<&Fit>, gate: &str) -> Option<serde_json::Value> {
+fn settings_of(
+    wanted: &Fit,
+    has: Option<&Fit>,
+    gate: &str,
+    has_model: bool,
+) -> Option<serde_json::Value> {
     let mut env = json!({"CLAUDE_CODE_EXTRA_BODY": wanted.extra});
     if !gate.is_empty() {
         // Who says one variable says both.
