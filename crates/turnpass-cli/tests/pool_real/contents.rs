@@ -244,7 +244,7 @@ fn tagged(bench: &Bench) -> Vec<String> {
     left.reverse();
     while let Some(value) = left.pop() {
         match value {
-            serde_json::Value::String(text) if text.contains("system-reminder>x") => {
+            serde_json::Value::String(text) if text.contains("system-reminder>x<") => {
                 found.push(text)
             }
             serde_json::Value::Array(items) => left.extend(items.into_iter().rev()),
