@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio_util::sync::CancellationToken;
-use turnpass::conversation::Message;
+use turnpass::conversation::{Message, ToolResult};
 use turnpass::request::{
     BackendState, Effort, Limits, ModelId, Request, Sampling, TransportKind, TransportSession,
 };
@@ -16,6 +16,7 @@ use crate::directory::Directory;
 use crate::event::{AgentEvent, Report};
 use crate::history;
 use crate::run::Run;
+use crate::session::KeptSession;
 use crate::tools::HostTool;
 
 /// Generations in one run, unless the host says otherwise: longer than any task that a person waits for, and short
@@ -31,6 +32,7 @@ pub struct Agent {
     pub(crate) approvals: Approvals,
     pub(crate) directory: Arc<Directory>,
     pub(crate) rounds: u32,
+    pub(crate) kept: Option<KeptSession>,
 }
 
 impl Agent {
@@ -49,11 +51,15 @@ impl Agent {
                 approvals: Approvals::read_only(),
                 directory: PathBuf::from("."),
                 rounds: DEFAULT_ROUNDS,
+                kept: None,
             },
         }
     }
 
     /// Says something to the model, and runs rounds of generations and tools until one outcome is reached.
+    ///
+    /// With a kept session the conversation is on the disk whenever a generation or a tool begins. A disk that does not take
+    /// it ends the run.
     ///
     /// Events come in order through the callback, which should return soon: the run waits for it. The last one is
     /// [`AgentEvent::Ended`] with the report that is also returned. Failures are outcomes; the conversation is one that
@@ -88,6 +94,25 @@ impl Agent {
         self.request.state.as_ref()
     }
 
+    /// Writes the conversation down, with results that are not in it yet.
+    pub(crate) fn keep(&mut self, results: &[ToolResult]) -> Result<()> {
+        let Some(kept) = &mut self.kept else {
+            return Ok(());
+        };
+        let request = &mut self.request;
+        let adds = !results.is_empty();
+        if adds {
+            request
+                .messages
+                .push(Message::results(results.iter().cloned()));
+        }
+        let saved = kept.save(&request.messages, request.state.as_ref(), &request.model);
+        if adds {
+            request.messages.pop();
+        }
+        saved
+    }
+
     /// The working directory.
     pub fn directory(&self) -> &Directory {
         &self.directory
@@ -108,6 +133,7 @@ struct Parts {
     approvals: Approvals,
     directory: PathBuf,
     rounds: u32,
+    kept: Option<KeptSession>,
 }
 
 impl AgentBuilder {
@@ -190,6 +216,19 @@ impl AgentBuilder {
         self
     }
 
+    /// A kept session: its conversation is gone on with, and written down from here on, before each generation, after it,
+    /// and after each step of tools. So a program that is killed loses at most the generation that was running, and no tool
+    /// runs twice: a call whose result is not there when the next run begins is answered with an error that says so.
+    #[must_use]
+    pub fn kept(mut self, mut session: KeptSession) -> Self {
+        let (messages, state) = session.take();
+        self = self
+            .session(session.transport_session().clone())
+            .with_history(messages, state);
+        self.agent.kept = Some(session);
+        self
+    }
+
     /// The agent.
     ///
     /// # Errors
@@ -204,6 +243,7 @@ impl AgentBuilder {
             approvals,
             directory,
             rounds,
+            kept,
         } = self.agent;
         if rounds == 0 {
             return Err(Error::new(
@@ -231,6 +271,7 @@ impl AgentBuilder {
             approvals,
             directory,
             rounds,
+            kept,
         })
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use turnpass::Error;
 use turnpass::conversation::{Message, ToolCall, ToolResult};
 use turnpass::event::Rejection;
 
@@ -28,6 +29,9 @@ const NOT_RUN: &str = "[turnpass] not run: the person cancelled";
 
 /// What the model is told about a call that had to be dropped after a cancel.
 const CUT_OFF: &str = "[turnpass] ended: the person cancelled; what it did is not known";
+
+/// What the model is told about a call after whose predecessors the conversation could not be kept.
+const NOT_KEPT: &str = "not run: the conversation cannot be written down";
 
 /// A call on its way, with what was decided about it.
 enum Prepared {
@@ -71,16 +75,35 @@ impl Run<'_> {
     }
 
     /// Runs the calls of one answer, and gives the results to the conversation in the order of the calls.
-    pub(crate) async fn run_calls(&mut self, calls: &[ToolCall], partial: &Partial) {
+    ///
+    /// # Errors
+    ///
+    /// When the results cannot be kept. They stand in the conversation all the same, and further calls are refused.
+    pub(crate) async fn run_calls(
+        &mut self,
+        calls: &[ToolCall],
+        partial: &Partial,
+    ) -> Result<(), Error> {
         let effects: Vec<Effect> = calls
             .iter()
             .map(|call| self.tool(&call.name).map_or(Effect::Read, |t| t.effect()))
             .collect();
         let mut results = Vec::with_capacity(calls.len());
+        let mut kept = Ok(());
         for step in schedule::steps(&effects) {
-            results.extend(self.run_step(&calls[step], partial).await);
+            let calls = &calls[step];
+            match &kept {
+                Ok(()) => results.extend(self.run_step(calls, partial).await),
+                Err(_) => results.extend(calls.iter().map(|call| {
+                    self.announce(call);
+                    self.refuse(call, NOT_KEPT.to_owned())
+                })),
+            }
+            // What a step did is on the disk before the next one begins.
+            kept = kept.and_then(|()| self.agent.keep(&results));
         }
         self.answer(results);
+        kept
     }
 
     /// Decides about the calls of one step, one after the other, and runs them at the same time.

@@ -23,6 +23,7 @@
 //! | [`agent`] | the builder and the conversation that it owns |
 //! | [`event`] | what a run tells, and the report that ends it |
 //! | [`approval`] | who may do what: a pure verdict, and the person who is asked |
+//! | [`session`] | conversations that outlive the program: a file each |
 //! | [`directory`] | the working directory, and how a path is opened without leaving it |
 //! | [`tools`] | read, list, search, write, edit, shell |
 //! | `run`, `calls` | the loop: one generation, then its tool calls, in rounds |
@@ -38,6 +39,7 @@ pub mod agent;
 pub mod approval;
 pub mod directory;
 pub mod event;
+pub mod session;
 pub mod tools;
 
 mod calls;
@@ -48,6 +50,8 @@ mod run;
 mod schedule;
 
 #[cfg(test)]
+mod kept_tests;
+#[cfg(test)]
 mod run_tests;
 #[cfg(test)]
 mod scripted;
@@ -56,4 +60,5 @@ pub use agent::{Agent, AgentBuilder};
 pub use approval::{Answer, Approvals, Approver, Ask};
 pub use directory::Directory;
 pub use event::{AgentEvent, Outcome, Report};
+pub use session::{KeptSession, SessionInfo, SessionStore};
 pub use tools::{Effect, HostTool};

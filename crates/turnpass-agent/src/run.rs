@@ -53,49 +53,61 @@ impl<'a> Run<'a> {
     }
 
     pub(crate) async fn finish(mut self) -> Report {
-        self.report.outcome = self.rounds().await;
+        let ended = self.rounds().await;
+        let ended = ended.unwrap_or_else(|error| Outcome::Failed { error });
+        // Also what a failure or a cancel has added.
+        self.report.outcome = match (self.agent.keep(&[]), ended) {
+            (Err(error), ended) if !matches!(ended, Outcome::Failed { .. }) => {
+                Outcome::Failed { error }
+            }
+            (_, ended) => ended,
+        };
         self.report.elapsed_ms = milliseconds(self.began.elapsed());
         (self.emit)(AgentEvent::Ended(self.report.clone()));
         self.report
     }
 
-    async fn rounds(&mut self) -> Outcome {
+    async fn rounds(&mut self) -> Result<Outcome, Error> {
         for round in 1..=self.agent.rounds {
+            // What the next request holds is on the disk before it is sent.
+            self.agent.keep(&[])?;
             (self.emit)(AgentEvent::Round { round });
             let (done, partial) = match self.generate_with_retries().await {
                 Generated::Done(done, partial) => (*done, partial),
-                Generated::Failed(error, partial) => return self.failed(error, &partial),
-                Generated::Cancelled(partial) => return self.cancelled(&partial),
+                Generated::Failed(error, partial) => return Ok(self.failed(error, &partial)),
+                Generated::Cancelled(partial) => return Ok(self.cancelled(&partial)),
             };
             let stop = done.stop.clone();
             let calls: Vec<ToolCall> = done.message.tool_calls().cloned().collect();
             self.take_done(round, done, &partial);
+            // Before any tool runs: a call that is not known of could be made again.
+            self.agent.keep(&[])?;
             let refusal = match &stop {
                 StopReason::ToolUse | StopReason::EndTurn | StopReason::StopSequence { .. } => None,
                 _ => Some("not run: the answer was not whole"),
             };
             if let Some(refusal) = refusal {
                 self.refuse_all(&calls, refusal);
-                return outcome_of(stop);
+                return Ok(outcome_of(stop));
             }
             if calls.is_empty() {
-                return match stop {
+                return Ok(match stop {
                     StopReason::ToolUse => Outcome::Stopped { stop },
                     _ => Outcome::Completed,
-                };
+                });
             }
             if round == self.agent.rounds {
                 self.refuse_all(&calls, "not run: the limit of rounds is reached");
                 break;
             }
-            self.run_calls(&calls, &partial).await;
+            self.run_calls(&calls, &partial).await?;
             if self.cancel.is_cancelled() {
-                return Outcome::Cancelled;
+                return Ok(Outcome::Cancelled);
             }
         }
-        Outcome::RoundLimit {
+        Ok(Outcome::RoundLimit {
             rounds: self.agent.rounds,
-        }
+        })
     }
 
     async fn generate_with_retries(&mut self) -> Generated {

@@ -48,6 +48,14 @@ impl Script {
         }
     }
 
+    /// This end and nothing before it.
+    pub(crate) fn ending(done: Done) -> Self {
+        Self {
+            events: Vec::new(),
+            end: Some(Ok(Box::new(done))),
+        }
+    }
+
     /// A plain answer.
     pub(crate) fn text(text: &str) -> Self {
         Self::done(

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    auth, bench, completions, config, demo, doctor, lab, log, login, man, mcp_stdio, models, run,
-    usage,
+    auth, bench, completions, config, demo, doctor, lab, log, login, man, mcp_stdio, models, pool,
+    run, sessions, usage,
 };
 use crate::exit::{Exit, Fault};
 
@@ -50,6 +50,10 @@ pub(crate) enum Command {
     Models(models::Args),
     /// How past generations went
     Log(log::Args),
+    /// The live processes of running programs
+    Pool(pool::Args),
+    /// The kept conversations of `run --session`
+    Sessions(sessions::Args),
     /// The offline laboratory
     Lab(lab::Args),
     /// Where the configuration is, and what it says
@@ -80,6 +84,8 @@ impl Command {
             Self::Usage(args) => args.json,
             Self::Models(args) => args.json,
             Self::Log(args) => args.json,
+            Self::Pool(args) => args.wants_json(),
+            Self::Sessions(args) => args.wants_json(),
             Self::Lab(args) => args.wants_json(),
             _ => false,
         }

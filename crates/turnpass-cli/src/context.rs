@@ -15,6 +15,7 @@ use turnpass::record::RecordSink;
 use turnpass::relay::{ProcessMode, RelayOptions, RelayTransport};
 use turnpass::request::TransportKind;
 use turnpass::{Error, ErrorCode, Provider};
+use turnpass_agent::SessionStore;
 
 use crate::exit::{Exit, Fault};
 use crate::settings::{Process, Settings, Values};
@@ -67,7 +68,7 @@ pub(crate) fn build_provider(settings: &Settings) -> Result<Provider, Error> {
         TransportKind::Relay => Provider::new(RelayTransport::new(relay_options(settings))?),
         TransportKind::Replay => {
             let what = format!("{} is not in this build", settings.transport);
-            let next = "Leave the transport out, or use the relay: `--transport relay`.";
+            let next = "Leave the transport out, which is the pool, or use the relay: `--transport relay`.";
             return Err(Error::new(ErrorCode::TransportUnavailable, what).with_remedy(next));
         }
     };
@@ -95,36 +96,71 @@ pub(crate) const STATE_VARIABLE: &str = "TURNPASS_STATE";
 
 /// The folder of the records of generations.
 pub(crate) fn records_folder() -> Result<PathBuf, Fault> {
-    let state = state_dir().ok_or_else(|| {
-        Fault::usage(
-            "there is no home folder",
-            format!("Set HOME, or name a folder with {STATE_VARIABLE}."),
-        )
-    })?;
-    Ok(state.join("records"))
+    Ok(kept_dir()?.join("records"))
 }
 
 /// The pool that the settings describe.
 pub(crate) fn pool_options(settings: &Settings) -> PoolOptions {
+    let default = PoolOptions::default();
     PoolOptions {
         claude_path: settings.claude_path.clone(),
         usage_gate: settings.usage_gate,
         budgets: settings.budgets,
-        // What a laboratory run uses is not the plan's.
         state_dir: match settings.lab_upstream {
-            Some(_) => None,
+            Some(_) => laboratory_dir(),
             None => state_dir(),
         },
+        memory_budget_bytes: memory_budget_bytes(settings, default.memory_budget_bytes),
+        reseed: settings.reseed.0,
+        tools: settings.tool_carrier.0,
         lab_upstream: settings.lab_upstream.clone(),
         lab_home: settings.lab_home.clone(),
         record: settings.record.clone(),
-        ..PoolOptions::default()
+        ..default
     }
+}
+
+fn memory_budget_bytes(settings: &Settings, default: u64) -> u64 {
+    settings
+        .memory_mb
+        .map_or(default, |mb| u64::from(mb) * 1024 * 1024)
+}
+
+/// Where laboratory runs keep what they keep: a part of the folder that the person named, apart from what is counted of
+/// the plan; nowhere if they named none.
+pub(crate) fn laboratory_dir() -> Option<PathBuf> {
+    environment(STATE_VARIABLE)?;
+    Some(state_dir()?.join("laboratory"))
+}
+
+/// The kept sessions of these settings.
+pub(crate) fn sessions(settings: &Settings) -> Result<SessionStore, Fault> {
+    let dir = match settings.lab_upstream {
+        Some(_) => laboratory_dir().ok_or_else(|| {
+            Fault::usage(
+                "a laboratory run keeps no session",
+                format!("Name a folder for what it keeps with {STATE_VARIABLE}."),
+            )
+        })?,
+        None => kept_dir()?,
+    };
+    Ok(SessionStore::new(dir.join("sessions")))
+}
+
+fn kept_dir() -> Result<PathBuf, Fault> {
+    state_dir().ok_or_else(|| {
+        Fault::usage(
+            "there is no home folder",
+            format!("Set HOME, or name a folder with {STATE_VARIABLE}."),
+        )
+    })
 }
 
 /// The relay that the settings describe.
 pub(crate) fn relay_options(settings: &Settings) -> RelayOptions {
+    let default = RelayOptions::default();
     RelayOptions {
+        memory_budget_bytes: memory_budget_bytes(settings, default.memory_budget_bytes),
         process: match settings.process {
             Process::Warm => ProcessMode::Warm,
             Process::PerRequest => ProcessMode::PerRequest,
@@ -142,7 +178,7 @@ pub(crate) fn relay_options(settings: &Settings) -> RelayOptions {
         lab_upstream: settings.lab_upstream.clone(),
         lab_home: settings.lab_home.clone(),
         record: settings.record.clone(),
-        ..RelayOptions::default()
+        ..default
     }
 }
 

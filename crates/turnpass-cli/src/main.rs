@@ -10,6 +10,7 @@ mod settings;
 mod show;
 mod stage;
 mod terminal;
+mod words;
 
 use std::process::ExitCode;
 
@@ -41,6 +42,7 @@ fn start(command: Command) -> Result<ExitCode, Fault> {
         Command::Config(args) => commands::config::run(args)?,
         Command::Completions(args) => commands::completions::run(args)?,
         Command::Log(args) => commands::log::run(args)?,
+        Command::Pool(args) => commands::pool::run(args)?,
         Command::Man(args) => commands::man::run(args)?,
         Command::McpStdio(args) => commands::mcp_stdio::run(args)?,
         Command::BenchTap(args) => commands::bench::tap::run(args)?,

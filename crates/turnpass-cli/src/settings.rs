@@ -12,20 +12,22 @@ use turnpass::limits::budget::{Allowance, Budgets};
 use turnpass::relay::LoopbackUrl;
 use turnpass::request::{Effort, TransportKind};
 use turnpass_agent::agent::DEFAULT_ROUNDS;
-use turnpass_agent::approval::OUTSIDE;
-use turnpass_agent::tools;
 
 use crate::config_file;
 use crate::exit::Fault;
 use crate::prices::Prices;
+pub(crate) use crate::words::{CarrierWord, Process, ReseedWord, ToolWord};
 
 /// The model, unless a setting says otherwise: the alias of the service's everyday model.
 const DEFAULT_MODEL: &str = "sonnet";
 
 /// Each key with its environment variable, in the order in which they are shown.
-pub(crate) const KEYS: [(&str, &str); 18] = [
+pub(crate) const KEYS: [(&str, &str); 21] = [
     ("transport", "TURNPASS_TRANSPORT"),
     ("process", "TURNPASS_PROCESS"),
+    ("reseed", "TURNPASS_RESEED"),
+    ("tool_carrier", "TURNPASS_TOOL_CARRIER"),
+    ("memory_mb", "TURNPASS_MEMORY_MB"),
     ("model", "TURNPASS_MODEL"),
     ("effort", "TURNPASS_EFFORT"),
     ("allow", "TURNPASS_ALLOW"),
@@ -57,6 +59,15 @@ pub(crate) struct Values {
     /// Whether the relay keeps its process: warm or per-request [env: TURNPASS_PROCESS]
     #[arg(long, value_name = "PROCESS")]
     pub(crate) process: Option<Process>,
+    /// How the pool tells a process what was said before: native or transcript [env: TURNPASS_RESEED]
+    #[arg(long, value_name = "WAY")]
+    pub(crate) reseed: Option<ReseedWord>,
+    /// How the pool serves tools to the CLI: in-band or http [env: TURNPASS_TOOL_CARRIER]
+    #[arg(long, value_name = "CARRIER")]
+    pub(crate) tool_carrier: Option<CarrierWord>,
+    /// Memory for kept processes, in MiB [env: TURNPASS_MEMORY_MB]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) memory_mb: Option<u32>,
     /// The model, as an alias or a full id [env: TURNPASS_MODEL]
     #[arg(long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
@@ -110,69 +121,6 @@ pub(crate) struct Values {
     pub(crate) prices: Option<Prices>,
 }
 
-/// Whether the relay keeps its process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Process {
-    /// One process serves many generations.
-    #[default]
-    Warm,
-    /// Each generation has its own.
-    #[serde(alias = "per_request")]
-    PerRequest,
-}
-
-impl Process {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Warm => "warm",
-            Self::PerRequest => "per-request",
-        }
-    }
-}
-
-impl FromStr for Process {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "warm" => Ok(Self::Warm),
-            "per-request" | "per_request" => Ok(Self::PerRequest),
-            other => Err(format!(
-                "process {other:?} is not known: use warm, per-request"
-            )),
-        }
-    }
-}
-
-/// The name of a tool, or the word for leaving the directory.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub(crate) struct ToolWord(pub(crate) String);
-
-impl FromStr for ToolWord {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let word = text.trim();
-        if tools::NAMES.contains(&word) || word == OUTSIDE {
-            return Ok(Self(word.to_owned()));
-        }
-        let known = tools::NAMES.join(", ");
-        Err(format!(
-            "tool {word:?} is not known: use {known}, {OUTSIDE}"
-        ))
-    }
-}
-
-impl TryFrom<String> for ToolWord {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
@@ -198,6 +146,10 @@ impl fmt::Display for Source {
 pub(crate) struct Settings {
     pub(crate) transport: TransportKind,
     pub(crate) process: Process,
+    pub(crate) reseed: ReseedWord,
+    pub(crate) tool_carrier: CarrierWord,
+    /// `None` leaves it to the transport.
+    pub(crate) memory_mb: Option<u32>,
     pub(crate) model: String,
     pub(crate) effort: Option<Effort>,
     pub(crate) allow: Vec<ToolWord>,
@@ -250,6 +202,9 @@ impl Settings {
         let settings = Self {
             transport: first!(transport).unwrap_or(TransportKind::Pool),
             process: first!(process).unwrap_or_default(),
+            reseed: first!(reseed).unwrap_or_default(),
+            tool_carrier: first!(tool_carrier).unwrap_or_default(),
+            memory_mb: first!(memory_mb),
             model: first!(model).unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
             effort: first!(effort),
             allow: first!(allow).unwrap_or_default(),
@@ -295,6 +250,12 @@ impl Settings {
             return Err(Fault::usage(
                 "max_rounds is 0",
                 "A run needs at least one round.",
+            ));
+        }
+        if self.memory_mb == Some(0) {
+            return Err(Fault::usage(
+                "memory_mb is 0",
+                "Leave it out; there is room for one process at the least.",
             ));
         }
         let percent = self.budgets.max_window_percent;
@@ -346,6 +307,13 @@ impl Settings {
         setting.filter(|_| source != Some(Source::Environment))
     }
 
+    /// The model, if the person named one.
+    pub(crate) fn named_model(&self) -> Option<&str> {
+        let index = KEYS.iter().position(|key| key.0 == "model");
+        let source = index.map(|index| self.sources[index]);
+        (source != Some(Source::Default)).then_some(self.model.as_str())
+    }
+
     /// Each key with its value, as the file would have it, and where it came from.
     pub(crate) fn shown(&self) -> Vec<(&'static str, Option<String>, Source)> {
         let quoted = |text: &str| toml::Value::from(text).to_string();
@@ -358,6 +326,9 @@ impl Settings {
         let values = [
             Some(quoted(self.transport.as_str())),
             Some(quoted(self.process.as_str())),
+            Some(quoted(self.reseed.as_str())),
+            Some(quoted(self.tool_carrier.as_str())),
+            self.memory_mb.map(|n| n.to_string()),
             Some(quoted(&self.model)),
             self.effort.map(|effort| quoted(effort.as_str())),
             words(&self.allow),
@@ -423,22 +394,25 @@ fn from_environment(environment: Environment<'_>) -> Result<Values, Fault> {
     Ok(Values {
         transport: read(0, text(0)?)?,
         process: read(1, text(1)?)?,
-        model: text(2)?,
-        effort: read(3, text(3)?)?,
-        allow: words(4)?,
-        deny: words(5)?,
-        max_rounds: read(6, text(6)?)?,
-        claude_path: text(7)?.map(PathBuf::from),
-        lab_upstream: text(8)?,
-        lab_home: text(9)?.map(PathBuf::from),
-        usage_gate: read(10, text(10)?)?,
-        max_window_percent: read(11, text(11)?)?,
-        max_requests_per_session: read(12, text(12)?)?,
-        max_tokens_per_session: read(13, text(13)?)?,
-        max_requests_per_day: read(14, text(14)?)?,
-        max_tokens_per_day: read(15, text(15)?)?,
-        record: text(16)?.map(PathBuf::from),
-        keep_records: read(17, text(17)?)?,
+        reseed: read(2, text(2)?)?,
+        tool_carrier: read(3, text(3)?)?,
+        memory_mb: read(4, text(4)?)?,
+        model: text(5)?,
+        effort: read(6, text(6)?)?,
+        allow: words(7)?,
+        deny: words(8)?,
+        max_rounds: read(9, text(9)?)?,
+        claude_path: text(10)?.map(PathBuf::from),
+        lab_upstream: text(11)?,
+        lab_home: text(12)?.map(PathBuf::from),
+        usage_gate: read(13, text(13)?)?,
+        max_window_percent: read(14, text(14)?)?,
+        max_requests_per_session: read(15, text(15)?)?,
+        max_tokens_per_session: read(16, text(16)?)?,
+        max_requests_per_day: read(17, text(17)?)?,
+        max_tokens_per_day: read(18, text(18)?)?,
+        record: text(19)?.map(PathBuf::from),
+        keep_records: read(20, text(20)?)?,
         prices: None,
     })
 }
@@ -474,9 +448,11 @@ mod tests {
             let [flag, environment, file] = layers;
             let settings = layered(flag, environment, file).unwrap();
             assert_eq!(
-                (settings.model.as_str(), settings.sources[2]),
+                (settings.model.as_str(), settings.sources[5]),
                 (wanted, source)
             );
+            let named = (source != Source::Default).then_some(wanted);
+            assert_eq!(settings.named_model(), named);
         }
     }
 
@@ -486,6 +462,9 @@ mod tests {
             let text = match name {
                 "TURNPASS_TRANSPORT" => "relay",
                 "TURNPASS_PROCESS" => "per-request",
+                "TURNPASS_RESEED" => "transcript",
+                "TURNPASS_TOOL_CARRIER" => "http",
+                "TURNPASS_MEMORY_MB" => "900",
                 "TURNPASS_MODEL" => "opus",
                 "TURNPASS_EFFORT" => "HIGH",
                 "TURNPASS_ALLOW" => "write, shell",
@@ -513,6 +492,9 @@ mod tests {
         let wanted = [
             "\"relay\"",
             "\"per-request\"",
+            "\"transcript\"",
+            "\"http\"",
+            "900",
             "\"opus\"",
             "\"high\"",
             "[\"write\", \"shell\"]",
@@ -539,6 +521,9 @@ mod tests {
             ("TURNPASS_EFFORT", "huge", "use none, low"),
             ("TURNPASS_TRANSPORT", "tube", "use pool, replay, relay"),
             ("TURNPASS_PROCESS", "cold", "use warm, per-request"),
+            ("TURNPASS_RESEED", "frames", "use native, transcript"),
+            ("TURNPASS_TOOL_CARRIER", "stdio", "use in-band, http"),
+            ("TURNPASS_MEMORY_MB", "much", "invalid digit"),
             ("TURNPASS_ALLOW", "write,sh", "use read, list"),
             ("TURNPASS_MAX_ROUNDS", "-1", "invalid digit"),
             ("TURNPASS_USAGE_GATE", "on", "use require_off, warn, off"),

@@ -135,7 +135,11 @@ pub(crate) fn laboratory(
     transport: Option<TransportKind>,
     process: Option<Process>,
 ) -> Settings {
-    settings.transport = transport.unwrap_or(TransportKind::Pool);
+    settings.transport = transport.unwrap_or(match process {
+        // Only the relay has a choice of processes.
+        Some(_) => TransportKind::Relay,
+        None => TransportKind::Pool,
+    });
     settings.process = process.unwrap_or(settings.process);
     // Nothing of it draws on the plan, so what guards the plan would only be in its way.
     settings.usage_gate = None;

@@ -447,13 +447,19 @@ fn leaving_the_directory_is_asked_about_and_ctrl_d_means_no() {
 
 #[test]
 fn the_demo_tells_one_object_and_needs_nothing() {
-    for process in ["warm", "per-request"] {
+    for process in [None, Some("warm"), Some("per-request")] {
         let home = tempfile::tempdir().unwrap();
         let output = Command::new(env!("CARGO_BIN_EXE_turnpass"))
             .env_clear()
             .env("HOME", home.path())
             .env("PATH", "/usr/bin:/bin")
-            .args(["demo", "--json", "--scripted", "--process", process])
+            .args(["demo", "--json", "--scripted"])
+            .args(
+                process
+                    .map(|process| ["--process", process])
+                    .iter()
+                    .flatten(),
+            )
             .output();
         let ended = Ended::from(output.unwrap());
         assert_eq!(ended.code, Some(0), "{}", ended.err);
@@ -461,8 +467,9 @@ fn the_demo_tells_one_object_and_needs_nothing() {
         let [told] = lines.as_slice() else {
             panic!("{}", ended.out)
         };
-        assert_eq!(told["transport"], "relay");
-        assert_eq!(told["process"], process);
+        let transport = if process.is_some() { "relay" } else { "pool" };
+        assert_eq!(told["transport"], transport);
+        assert_eq!(told["process"].as_str(), process);
         assert_eq!(told["cli"]["kind"], "scripted");
         assert_eq!(told["generations"], 5);
         assert_eq!(told["upstream_requests"], 5);

@@ -8,6 +8,9 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "tools_real/pool.rs"]
+mod pool;
+
 use std::path::Path;
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
@@ -20,6 +23,7 @@ use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 use turnpass::cli::launch::McpServer;
 use turnpass::conversation::{ToolResult, ToolUseId};
+use turnpass::pool::ToolCarrier;
 use turnpass::request::Tool;
 use turnpass::tools::http::{CallAddress, HttpCarrier, Occurrence};
 use turnpass::tools::pairing::{Announced, Arrived, CliAnswered, Ended, Given};
@@ -46,10 +50,7 @@ fn main() -> ExitCode {
         for (name, test) in tests() {
             let cli = cli.clone();
             trials.push(Trial::test(format!("{}::{name}", cli.version), move || {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build()?;
-                runtime.block_on(async {
+                runtime()?.block_on(async {
                     let mut stage = Stage::set(&cli).await;
                     test(&mut stage).await;
                     stage.child.kill().await.unwrap();
@@ -58,7 +59,28 @@ fn main() -> ExitCode {
             }));
         }
     }
+    for cli in RealCli::find_all(&conformance) {
+        for tools in [ToolCarrier::InBand, ToolCarrier::Http] {
+            let (name, cli) = (format!("{}::pool_{tools:?}", cli.version), cli.clone());
+            trials.push(Trial::test(name, move || {
+                runtime()?.block_on(pool::every_step(&cli, tools));
+                Ok::<(), Failed>(())
+            }));
+        }
+        let name = format!("{}::pool_transcript", cli.version);
+        trials.push(Trial::test(name, move || {
+            runtime()?.block_on(pool::transcript(&cli));
+            Ok::<(), Failed>(())
+        }));
+    }
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
 }
 
 type Running<'a> = std::pin::Pin<Box<dyn Future<Output = ()> + 'a>>;

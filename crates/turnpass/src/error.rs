@@ -98,6 +98,7 @@ codes! {
     ProcessCleanup = "process_cleanup", false, [REPLAY, POOL], "A process or private file could not be removed in time.", "Look for left-over `claude` processes before going on.";
     StreamInterrupted = "stream_interrupted", true, [REPLAY, RELAY], "The answer broke off: stream ended before message_stop.", "Try again; what was seen so far is incomplete.";
     ExtraGeneration = "extra_generation", false, [RELAY], "The CLI asked for another generation within the same request; it was refused.", "Ask again; nothing of the refused one was sent.";
+    SummaryToolCall = "summary_tool_call", true, [POOL], "The model called a tool in place of writing the summary; the call was not run.", "Ask again, and say in the request for the summary that no tool may be used.";
     RelayTransit = "relay_transit", true, [RELAY], "What the CLI sent to the relay cannot be admitted.", "Run `turnpass doctor`; nothing was sent upstream.";
     // Deadlines.
     StartTimeout = "start_timeout", true, [RELAY], "No sign of progress within the start deadline.", "Try again; raise the start deadline for a slow machine.";
@@ -116,6 +117,7 @@ codes! {
     UpstreamUnreachable = "upstream_unreachable", true, [RELAY], "The service could not be reached.", "Check the network and the proxy settings.";
     // turnpass itself.
     LabUpstreamRefused = "lab_upstream_refused", false, [SPEC], "A laboratory upstream has to be a loopback http address.", "Use http://127.0.0.1:PORT.";
+    SessionFile = "session_file", false, [SPEC], "A kept session is in use, damaged, too large, or cannot be read or written.", "The message says which; `turnpass sessions` lists what is kept.";
     Closed = "closed", false, [POOL], "The provider was shut down.", "Build a new provider.";
     Internal = "internal", false, [SPEC], "turnpass contradicted itself.", "Report it with the message.";
 }
@@ -143,6 +145,7 @@ struct Inner {
     status: Option<u16>,
     resets_at: Option<SystemTime>,
     output_seen: bool,
+    state_retired: bool,
     remedy: Option<String>,
 }
 
@@ -164,6 +167,7 @@ impl Error {
             status: None,
             resets_at: None,
             output_seen: false,
+            state_retired: false,
             remedy: None,
         }))
     }
@@ -188,6 +192,13 @@ impl Error {
     #[must_use]
     pub fn with_output_seen(mut self, seen: bool) -> Self {
         self.0.output_seen = seen;
+        self
+    }
+
+    /// With the fact that the request retired the backend state of its conversation.
+    #[must_use]
+    pub fn with_backend_state_retired(mut self, retired: bool) -> Self {
+        self.0.state_retired = retired;
         self
     }
 
@@ -229,6 +240,14 @@ impl Error {
     /// Whether text or thinking had been given out before the failure; it is incomplete then.
     pub fn output_seen(&self) -> bool {
         self.0.output_seen
+    }
+
+    /// Whether the host has to delete the backend state that it stores for this conversation: a summary in place of
+    /// the pool failed, and its live conversation went with it ([`StateRetirement`]).
+    ///
+    /// [`StateRetirement`]: crate::request::StateRetirement
+    pub fn backend_state_retired(&self) -> bool {
+        self.0.state_retired
     }
 
     /// Whether the same request may succeed later without anything being changed by hand.
@@ -295,6 +314,9 @@ impl serde::Serialize for Error {
         map.serialize_entry("message", &self.to_string())?;
         map.serialize_entry("retryable", &self.is_retryable())?;
         map.serialize_entry("output_seen", &self.0.output_seen)?;
+        if self.0.state_retired {
+            map.serialize_entry("backend_state_retired", &true)?;
+        }
         if let Some(status) = self.0.status {
             map.serialize_entry("status", &status)?;
         }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -37,6 +39,8 @@ pub struct Request {
     pub sampling: Sampling,
     /// What the last `Done` of this conversation said to keep.
     pub state: Option<BackendState>,
+    /// Where to say that `state` is of no more use; [`Request::with_retirement`] sets it.
+    pub retirement: Option<StateRetirement>,
     /// Where the host's work takes place.
     pub place: Place,
     /// Deadlines.
@@ -60,10 +64,50 @@ impl Request {
             messages,
             sampling: Sampling::default(),
             state: None,
+            retirement: None,
             place: Place::default(),
             limits: Limits::default(),
             transport: None,
         }
+    }
+
+    /// The same request with a signal of its own, in place of any that it had, and that signal.
+    ///
+    /// For summaries that the host may drop before their end; see [`StateRetirement`].
+    #[must_use]
+    pub fn with_retirement(mut self) -> (Self, StateRetirement) {
+        let signal = StateRetirement::default();
+        self.retirement = Some(signal.clone());
+        (self, signal)
+    }
+}
+
+/// Says whether a request retired the backend state of its conversation (pool document).
+///
+/// A summary that the pool writes into the parent's own live conversation makes that conversation another one than the
+/// host's, and ends its process, whatever comes of the summary. A whole one says so by [`StateOrder::Clear`] in its
+/// `Done`, a failed one by [`Error::backend_state_retired`]; a host that drops the generation hears neither and looks
+/// here. The signal is given before the first byte is written and is never taken back, so it also stands after a whole
+/// one. Given means: delete the stored state, as `Clear` says; the next request gives its history anew.
+///
+/// The pool alone gives it; the other transports keep no state.
+///
+/// Clones are one signal, also those in clones of a [`Request`]: take one for each request.
+///
+/// [`StateOrder::Clear`]: crate::event::StateOrder::Clear
+/// [`Error::backend_state_retired`]: crate::Error::backend_state_retired
+#[derive(Clone, Debug, Default)]
+pub struct StateRetirement(Arc<AtomicBool>);
+
+impl StateRetirement {
+    /// Whether it was given.
+    pub fn is_signaled(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Gives it; for transports.
+    pub fn signal(&self) {
+        self.0.store(true, Ordering::Release);
     }
 }
 
@@ -89,7 +133,10 @@ pub enum CallKind {
     SubAgent,
     /// A read-only second opinion.
     Advisor,
-    /// A summary of the conversation, for compaction.
+    /// A summary of the conversation, for compaction: its history (or an older part of it) and what asks for the
+    /// summary, with the session, the parent, the tools, the prompt and the stored state of its normal calls, so that the
+    /// service's cache is read. The pool lets the model call no tool in it (`summary_tool_call`), and may have to give the
+    /// conversation's live process up for it: see [`StateRetirement`].
     Summary,
 }
 

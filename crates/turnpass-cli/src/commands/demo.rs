@@ -39,7 +39,7 @@ pub(crate) struct Args {
     /// The transport; the pool by default
     #[arg(long, value_name = "TRANSPORT")]
     transport: Option<TransportKind>,
-    /// Whether the relay keeps its process: warm or per-request
+    /// Whether the relay keeps its process: warm or per-request; naming it chooses the relay
     #[arg(long, value_name = "PROCESS")]
     process: Option<Process>,
     /// Use the scripted CLI even if the real one is installed
@@ -51,7 +51,8 @@ pub(crate) struct Args {
 #[derive(Debug, Serialize)]
 struct Told<'a> {
     transport: TransportKind,
-    process: &'static str,
+    /// Of the relay only.
+    process: Option<&'static str>,
     cli: &'a Player,
     generations: u32,
     upstream_requests: usize,
@@ -80,11 +81,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
             ));
         }
         show.note(&format!(
-            "the {} CLI {} plays, over the {} transport ({})\n\n> {TASK}\n",
+            "the {} CLI {} plays, over the transport {}\n\n> {TASK}\n",
             stage.player.kind,
             stage.player.version,
-            stage.settings.transport,
-            stage.settings.process.as_str(),
+            way(stage.settings.transport, process(&stage.settings)),
         ));
     }
     let provider = context::build_provider(&stage.settings)?;
@@ -133,7 +133,7 @@ fn agent(stage: &Stage, provider: &turnpass::Provider) -> Result<Agent, Fault> {
 fn told<'a>(stage: &'a Stage, report: &'a Report) -> Told<'a> {
     Told {
         transport: stage.settings.transport,
-        process: stage.settings.process.as_str(),
+        process: process(&stage.settings),
         cli: &stage.player,
         generations: report.generations,
         // Counted where they arrive, not where they are believed to be sent.
@@ -148,6 +148,18 @@ fn told<'a>(stage: &'a Stage, report: &'a Report) -> Told<'a> {
     }
 }
 
+/// Which kind of process, where there is a choice.
+fn process(settings: &Settings) -> Option<&'static str> {
+    (settings.transport == TransportKind::Relay).then(|| settings.process.as_str())
+}
+
+fn way(transport: TransportKind, process: Option<&str>) -> String {
+    match process {
+        Some(process) => format!("{transport} ({process})"),
+        None => transport.to_string(),
+    }
+}
+
 fn table(told: &Told<'_>) -> String {
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
     let share = told
@@ -156,10 +168,7 @@ fn table(told: &Told<'_>) -> String {
     let first = told.first_event_ms.map(|ms| format!("{ms} ms"));
     let rows = [
         ("outcome", told.outcome.as_str().to_owned()),
-        (
-            "transport",
-            format!("{} ({})", told.transport, told.process),
-        ),
+        ("transport", way(told.transport, told.process)),
         ("CLI", format!("{} {}", told.cli.kind, told.cli.version)),
         ("generations", told.generations.to_string()),
         ("upstream requests", told.upstream_requests.to_string()),

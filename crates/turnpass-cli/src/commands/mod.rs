@@ -12,8 +12,10 @@ pub(crate) mod login;
 pub(crate) mod man;
 pub(crate) mod mcp_stdio;
 pub(crate) mod models;
+pub(crate) mod pool;
 pub(crate) mod recording;
 pub(crate) mod run;
+pub(crate) mod sessions;
 pub(crate) mod usage;
 
 use std::io::Write;
@@ -34,6 +36,8 @@ pub(crate) async fn run(command: Command, context: &Context) -> Result<Exit, Fau
         Command::Models(args) => models::run(args, context).await,
         Command::Lab(args) => lab::run(args, context).await,
         Command::Log(args) => log::run(args),
+        Command::Pool(args) => pool::run(args),
+        Command::Sessions(args) => sessions::run(args, context),
         // These need no runtime, and `mcp-stdio` is to start at once.
         Command::Config(args) => config::run(args),
         Command::Completions(args) => completions::run(args),

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 
 use turnpass::Provider;
-use turnpass_agent::{Agent, Approvals, Directory, Outcome, tools};
+use turnpass::request::TransportKind;
+use turnpass_agent::{Agent, Approvals, Directory, KeptSession, Outcome, tools};
 
 use crate::context::{self, Context};
 use crate::exit::{Exit, Fault, exit_of_outcome};
@@ -33,6 +34,9 @@ pub(crate) struct Args {
     /// Offer the CLI's own login when its session has expired, and go on afterwards
     #[arg(long)]
     login: bool,
+    /// Go on with the conversation of this name, and keep it; a new name begins one
+    #[arg(long, value_name = "NAME")]
+    session: Option<String>,
     #[command(flatten)]
     values: Values,
     /// What is to be done; `-` reads it from standard input
@@ -45,11 +49,16 @@ pub(crate) async fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
     let prompt = prompt(args.prompt)?;
     // Before anything is set up: the commonest mistake gets its own answer.
     Directory::open(&args.directory)?;
+    let kept = match &args.session {
+        Some(name) => Some(kept(&settings, name)?),
+        None => None,
+    };
     let mut provider = context::build_provider(&settings)?;
     if args.login {
         provider = provider.with_login(super::login::of_person(&settings, context)?);
     }
-    let agent = agent(&settings, &provider, args.directory, context)?;
+    let goes_on = kept.as_ref().and_then(gone_on_with);
+    let agent = agent(&settings, &provider, args.directory, kept, context)?;
     let form = if args.json {
         Form::JsonLines
     } else {
@@ -58,6 +67,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
     let mut show = Show::on_streams(form, context, context.cancel().clone());
     if settings.lab_upstream.is_some() {
         show.note(LABORATORY);
+    }
+    if let Some(told) = goes_on {
+        show.note(&told);
     }
     let exit = work(agent, &prompt, context, &mut show).await;
     if let Err(error) = provider.shutdown().await {
@@ -107,16 +119,43 @@ fn agent(
     settings: &Settings,
     provider: &Provider,
     directory: PathBuf,
+    kept: Option<KeptSession>,
     context: &Context,
 ) -> Result<Agent, Fault> {
-    let agent = Agent::builder(provider.clone(), settings.model.as_str())
+    // A kept conversation stays with its model, unless the person names one.
+    let of_session = kept.as_ref().and_then(KeptSession::model);
+    let model = match (settings.named_model(), of_session) {
+        (None, Some(model)) => model.clone(),
+        _ => settings.model.as_str().into(),
+    };
+    let agent = Agent::builder(provider.clone(), model)
         .tools(tools::all())
         .approvals(approvals(settings, context))
         .directory(directory)
         .rounds(settings.max_rounds)
-        .effort(settings.effort)
-        .build()?;
-    Ok(agent)
+        .effort(settings.effort);
+    let agent = match kept {
+        Some(kept) => agent.kept(kept),
+        None => agent,
+    };
+    Ok(agent.build()?)
+}
+
+fn kept(settings: &Settings, name: &str) -> Result<KeptSession, Fault> {
+    let kept = context::sessions(settings)?.open(name)?;
+    Ok(match settings.transport {
+        TransportKind::Pool => kept,
+        TransportKind::Relay | TransportKind::Replay => kept.without_state(),
+    })
+}
+
+/// What a person is told who goes on with a conversation.
+fn gone_on_with(kept: &KeptSession) -> Option<String> {
+    let messages = kept.messages().len();
+    (messages > 0).then(|| {
+        let name = kept.name();
+        format!("going on with the session {name:?}: {messages} messages so far")
+    })
 }
 
 fn approvals(settings: &Settings, context: &Context) -> Approvals {

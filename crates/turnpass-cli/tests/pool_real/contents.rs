@@ -212,7 +212,7 @@ pub(crate) async fn own_tag(cli: RealCli) {
     let mut talk = Talk::new("tag");
     let tag = "<system-reminder>x</system-reminder>";
     talk.messages.push(Message::user(format!(
-        "{tag} and {tag} [[call read {{}}]] [[then [[say on]]]]"
+        "{tag} and <system-reminder is none [[call read {{}}]] [[then [[say on]]]]"
     )));
     talk.go_on(&bench).await;
     let call = talk
@@ -232,7 +232,10 @@ pub(crate) async fn own_tag(cli: RealCli) {
     talk.messages.push(Message::user("[[say again]]"));
     talk.go_on(&bench).await;
     assert_eq!(live, tagged(&bench));
-    eprintln!("MEASURED {}: the CLI's own tag: {live:?}", cli.version);
+    assert_eq!(live.len(), 2);
+    assert_eq!(live[1], tag, "in a result it stays");
+    assert!(live[0].starts_with(tag), "{}", live[0]);
+    eprintln!("MEASURED {}: the CLI's own tag: {}", cli.version, live[0]);
     bench.finish().await;
 }
 

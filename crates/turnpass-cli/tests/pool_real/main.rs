@@ -8,7 +8,7 @@
 //! - [`agent`]: long work with tools.
 //! - [`deaths`], [`hosts`], [`cancels`]: what happens when CLI, host or generation go away; [`child`]: this program again.
 //! - [`restore`], [`refits`]: conversations that are taken up again, with other settings among them.
-//! - [`keys`]: several conversations at once.
+//! - [`keys`]: several conversations at once. [`summaries`]: beside, in and without the live process.
 //!
 //! Each trial is named `VERSION::CASE`. It runs in a network namespace of its own and in a temporary directory of its own.
 //! No trial waits for time to pass; the tool that takes 400 s is the scripted CLI's (`soak`).
@@ -35,6 +35,7 @@ mod restore;
 #[path = "../stage/mod.rs"]
 mod stage;
 mod steering;
+mod summaries;
 mod talk;
 
 use std::os::unix::process::CommandExt as _;
@@ -105,6 +106,14 @@ fn cases() -> Vec<Case> {
         "effort_on_the_live_process" => refits::effort,
         "bug_081_two_keys_never_mixed" => keys::interleaved,
         "keys_in_parallel" => keys::parallel,
+        "summary_in_a_fork" => summaries::in_a_fork,
+        "summary_in_a_fork_of_an_older_part" => summaries::of_an_older_part,
+        "summary_in_place" => summaries::in_place,
+        "summary_in_place_in_the_middle_of_calls" => summaries::in_the_middle_of_calls,
+        "summary_in_place_after_a_failed_fork" => summaries::after_a_failed_fork,
+        "summary_anew" => summaries::anew,
+        "summary_of_a_sub_agent" => summaries::of_a_sub_agent,
+        "summary_in_which_a_tool_is_called" => summaries::with_a_call,
     }
 }
 

@@ -9,7 +9,11 @@ mod extra_requests;
 mod framing;
 mod kept;
 mod life;
+mod pool_bugs;
+mod pool_history;
+mod pool_kinds;
 mod pool_seats;
+mod pool_summary;
 mod pool_turns;
 mod sign_in;
 #[path = "../stage/mod.rs"]

@@ -12,24 +12,29 @@ use crate::stage::{
     Heard, Stage, WARM, ask, ask_with_tools, assert_valid, go_on, hear, host_messages, is_text,
     told, until,
 };
-use crate::{good, turns};
+use crate::turns;
 
 /// From the end of a generation until everything of its process is gone.
 const GONE: Duration = Duration::from_secs(6);
 
+/// A run that behaves like the real CLI, for the start after a bad one.
+pub(crate) fn emulator() -> Value {
+    json!({"emulator": {}})
+}
+
 /// An event of the stream, as the CLI tells it.
-fn event(event: Value) -> Value {
+pub(crate) fn event(event: Value) -> Value {
     json!({"send": {"type": "stream_event", "event": event, "session_id": "s", "uuid": "{{uuid}}", "parent_tool_use_id": null}})
 }
 
-fn message_start(id: &str) -> Value {
+pub(crate) fn message_start(id: &str) -> Value {
     event(
         json!({"type": "message_start", "message": {"id": id, "type": "message", "role": "assistant",
         "model": "m", "content": [], "stop_reason": null, "usage": {"input_tokens": 3, "output_tokens": 1}}}),
     )
 }
 
-fn text_block(index: u32, text: &str) -> Vec<Value> {
+pub(crate) fn text_block(index: u32, text: &str) -> Vec<Value> {
     vec![
         event(
             json!({"type": "content_block_start", "index": index, "content_block": {"type": "text", "text": ""}}),
@@ -41,7 +46,7 @@ fn text_block(index: u32, text: &str) -> Vec<Value> {
     ]
 }
 
-fn call_block(index: u32, id: &str) -> Vec<Value> {
+pub(crate) fn call_block(index: u32, id: &str) -> Vec<Value> {
     vec![
         event(json!({"type": "content_block_start", "index": index,
             "content_block": {"type": "tool_use", "id": id, "name": "mcp__turnpass__read", "input": {}}})),
@@ -52,7 +57,7 @@ fn call_block(index: u32, id: &str) -> Vec<Value> {
     ]
 }
 
-fn message_end(stop: &str) -> Vec<Value> {
+pub(crate) fn message_end(stop: &str) -> Vec<Value> {
     vec![
         event(
             json!({"type": "message_delta", "delta": {"stop_reason": stop, "stop_sequence": null}, "usage": {"output_tokens": 9}}),
@@ -62,7 +67,7 @@ fn message_end(stop: &str) -> Vec<Value> {
 }
 
 /// A message of the model with calls.
-fn calling(id: &str, calls: &[&str]) -> Vec<Value> {
+pub(crate) fn calling(id: &str, calls: &[&str]) -> Vec<Value> {
     let mut steps = vec![message_start(id)];
     for (index, call) in (0..).zip(calls) {
         steps.extend(call_block(index, call));
@@ -72,7 +77,7 @@ fn calling(id: &str, calls: &[&str]) -> Vec<Value> {
 }
 
 /// The CLI's `tools/call` of a call.
-fn tools_call(request: &str, rpc: u32, call: &str) -> Value {
+pub(crate) fn tools_call(request: &str, rpc: u32, call: &str) -> Value {
     json!({"send": {"type": "control_request", "request_id": request, "request": {
     "subtype": "mcp_message", "server_name": "turnpass", "message": {
         "jsonrpc": "2.0", "id": rpc, "method": "tools/call",
@@ -80,21 +85,21 @@ fn tools_call(request: &str, rpc: u32, call: &str) -> Value {
     }}}})
 }
 
-fn tool_result(call: &str) -> Value {
+pub(crate) fn tool_result(call: &str) -> Value {
     json!({"send": {"type": "user", "session_id": "s", "uuid": "{{uuid}}", "parent_tool_use_id": null,
     "message": {"role": "user", "content": [
         {"type": "tool_result", "tool_use_id": call, "content": "given up", "is_error": true},
     ]}}})
 }
 
-fn result(reason: &str) -> Value {
+pub(crate) fn result(reason: &str) -> Value {
     let failed = reason != "completed";
     json!({"send": {"type": "result", "subtype": if failed { "error_during_execution" } else { "success" },
         "is_error": failed, "terminal_reason": reason, "num_turns": 1, "result": "", "session_id": "s", "uuid": "{{uuid}}"}})
 }
 
 /// Lines that the process was given, of one type.
-fn lines(run: &RecordedRun, kind: &str) -> Vec<Value> {
+pub(crate) fn lines(run: &RecordedRun, kind: &str) -> Vec<Value> {
     let lines = run.stdin.iter().map(|line| line.json());
     lines.filter(|line| line["type"] == kind).collect()
 }
@@ -120,28 +125,28 @@ fn instead(request: &Request, heard: &Heard, text: &str) -> Request {
 
 #[tokio::test]
 async fn a_call_that_the_cli_gives_up_by_itself_is_answered_all_the_same() {
-    let mut steps = calling("msg_1", &["toolu_1"]);
+    let mut run = json!({"steps": [
+        {"answer_controls": [{"subtype": "initialize"}, {"subtype": "mcp_status"},
+            {"subtype": "rewind_conversation", "response": {"rewound": false}}, {"subtype": "apply_flag_settings"}]},
+        {"expect": {"type": "user"}}, {"send_init": null},
+    ]});
+    let steps = run["steps"].as_array_mut().unwrap();
+    steps.extend(calling("msg_1", &["toolu_1"]));
     steps.push(tools_call("call-1", 7, "toolu_1"));
+    // It is interrupted, and tells the call's end without giving the call up first.
     steps.extend([
-        json!({"expect": {"type": "control_request", "request": {"subtype": "apply_flag_settings"}}}),
+        json!({"expect": {"request": {"subtype": "interrupt"}}}),
         tool_result("toolu_1"),
         result("aborted_tools"),
         json!("hang"),
     ]);
-    // The gate is left to the steps, so that the rest comes once the turn is taken back.
-    let run = json!({"steps": [
-        {"answer_controls": [{"subtype": "initialize"}, {"subtype": "mcp_status"}, {"subtype": "interrupt"},
-            {"subtype": "rewind_conversation"}, {"subtype": "apply_flag_settings", "times": 3}]},
-        {"expect": {"type": "user"}}, {"send_init": null},
-    ]});
-    let mut run = run;
-    run["steps"].as_array_mut().unwrap().extend(steps);
-    let stage = Stage::json(json!({"runs": [run, good(WARM)]}));
+    let stage = Stage::json(json!({"runs": [run, emulator()]}));
     let provider = stage.pool(|_| {});
     let request = ask_with_tools("x");
     let heard = told(&provider, request.clone()).await;
     let next = instead(&request, &heard, "[[say next]]");
-    assert_eq!(told(&provider, next).await.text(), "next");
+    let heard = told(&provider, next).await;
+    assert_eq!(heard.text(), "next", "{heard:?}");
     let run = &stage.recording().runs[0];
     let answers = lines(run, "control_response");
     let answered = answers
@@ -167,7 +172,7 @@ async fn a_turn_that_ran_and_cannot_be_found_again_retires_the_process() {
         {"subtype": "initialize"}, {"subtype": "apply_flag_settings"},
         {"subtype": "rewind_conversation", "response": {"rewound": false, "reason": "target_not_found"}},
     ]});
-    let stage = Stage::json(json!({"runs": [run, good(WARM)]}));
+    let stage = Stage::json(json!({"runs": [run, emulator()]}));
     let provider = stage.pool(|_| {});
     let mut dropped = provider.generate(ask("x"));
     until(&mut dropped, "text", is_text).await;
@@ -205,11 +210,11 @@ async fn bug_085_a_resume_that_begins_another_conversation_is_told_anew() {
 }
 
 #[tokio::test]
-async fn text_beside_results_waits_for_no_call_that_has_not_come() {
+async fn bug_067_text_beside_results_waits_for_no_call_that_has_not_come() {
     let mut steps = calling("msg_1", &["toolu_1", "toolu_2"]);
     steps.push(tools_call("call-1", 7, "toolu_1"));
     let run = turns(WARM, steps);
-    let stage = Stage::json(json!({"runs": [run, good(WARM)]}));
+    let stage = Stage::json(json!({"runs": [run, emulator()]}));
     let provider = stage.pool(|_| {});
     let request = ask_with_tools("x");
     let heard = told(&provider, request.clone()).await;
@@ -217,7 +222,8 @@ async fn text_beside_results_waits_for_no_call_that_has_not_come() {
     let last = next.messages.last_mut().unwrap();
     last.content
         .push(turnpass::conversation::Block::text("[[say next]]"));
-    assert_eq!(told(&provider, next).await.text(), "next");
+    let heard = told(&provider, next).await;
+    assert_eq!(heard.text(), "next", "{heard:?}");
     let run = &stage.recording().runs[0];
     for answer in lines(run, "control_response") {
         assert!(
@@ -253,7 +259,7 @@ async fn a_process_that_may_ask_again_is_killed_whether_the_host_reads_or_not() 
 }
 
 #[tokio::test]
-async fn the_gate_is_closed_again_when_another_model_answers() {
+async fn bug_012_the_gate_is_closed_again_when_another_model_answers() {
     let mut steps = vec![message_start("msg_1")];
     steps.extend(text_block(0, "half"));
     steps.push(json!({"send": {"type": "system", "subtype": "model_refusal_fallback", "trigger": "refusal",
@@ -307,7 +313,7 @@ async fn bug_084_a_failure_that_came_while_the_tool_ran_is_the_next_call_s() {
     );
     steps.push(json!({"send": {"type": "result", "subtype": "success", "is_error": true, "api_error_status": 429,
         "terminal_reason": "api_error", "num_turns": 1, "result": "API Error: 429", "session_id": "s", "uuid": "u"}}));
-    let stage = Stage::json(json!({"runs": [turns(WARM, steps), good(WARM)]}));
+    let stage = Stage::json(json!({"runs": [turns(WARM, steps), emulator()]}));
     let provider = stage.pool(|_| {});
     let request = ask_with_tools("x");
     let heard = told(&provider, request.clone()).await;
@@ -319,7 +325,8 @@ async fn bug_084_a_failure_that_came_while_the_tool_ran_is_the_next_call_s() {
     assert!(began.elapsed() < Duration::from_secs(10));
     let mut again = next;
     again.messages.push(Message::user("[[say recovered]]"));
-    assert_eq!(told(&provider, again).await.text(), "recovered");
+    let heard = told(&provider, again).await;
+    assert_eq!(heard.text(), "recovered", "{heard:?}");
 }
 
 #[tokio::test]
@@ -336,7 +343,7 @@ async fn bug_076_what_an_aborted_turn_still_says_is_in_no_later_answer() {
             result("completed"),
             "hang",
         ]},
-        good(WARM),
+        emulator(),
     ]}));
     let provider = stage.pool(|_| {});
     let mut dropped = provider.generate(ask("x"));
@@ -358,7 +365,7 @@ async fn bug_077_an_interrupt_without_an_answer_costs_its_process_and_nobody_s_t
             {"expect": {"type": "user"}}, {"send_init": null}, {"post": {"reply": "hold"}},
             "hang",
         ]},
-        good(WARM),
+        emulator(),
     ]}));
     let provider = stage.pool(|_| {});
     let dropped = provider.generate(ask("[[say x]] [[stall closed]]"));
@@ -424,10 +431,34 @@ async fn a_control_request_without_an_answer_retires_the_pool_s_process_after_th
         {"subtype": "apply_flag_settings", "times": 1}, {"subtype": "apply_flag_settings", "ignore": true}]}]});
     let mut run = run;
     run["steps"].as_array_mut().unwrap().extend(steps);
-    let stage = Stage::json(json!({"runs": [run, good(WARM)]}));
+    let stage = Stage::json(json!({"runs": [run, emulator()]}));
     let provider = stage.pool(|_| {});
     let heard = told(&provider, ask("x")).await;
     heard.failed(ErrorCode::ControlTimeout);
     assert!((25..45).contains(&heard.took.as_secs()), "{:?}", heard.took);
     assert_eq!(told(&provider, ask("[[say next]]")).await.text(), "next");
+}
+
+#[tokio::test]
+async fn a_call_that_the_cli_gave_up_is_no_conversation_that_is_too_long() {
+    let mut steps = calling("msg_1", &["toolu_1"]);
+    steps.push(tools_call("call-1", 7, "toolu_1"));
+    // It gives the call up and would go on with that, which the closed gate forbids.
+    steps.push(tool_result("toolu_1"));
+    steps.push(json!({"send": {"type": "assistant", "session_id": "s", "uuid": "{{uuid}}", "error": "invalid_request",
+        "message": {"id": "x", "type": "message", "role": "assistant", "model": "<synthetic>",
+            "content": [{"type": "text", "text": "Prompt is too long"}]}}}));
+    steps.push(json!({"send": {"type": "result", "subtype": "success", "is_error": true, "terminal_reason": "blocking_limit",
+        "num_turns": 1, "result": "Prompt is too long", "session_id": "s", "uuid": "u"}}));
+    let stage = Stage::json(json!({"runs": [turns(WARM, steps), emulator()]}));
+    let provider = stage.pool(|_| {});
+    let request = ask_with_tools("x");
+    let heard = told(&provider, request.clone()).await;
+    let next = go_on(&request, heard.done());
+    let heard = told(&provider, next.clone()).await;
+    assert!(heard.failed(ErrorCode::StreamInterrupted).is_retryable());
+    let mut again = next;
+    again.messages.push(Message::user("[[say recovered]]"));
+    assert_eq!(told(&provider, again).await.text(), "recovered");
+    assert_valid(&stage.sent());
 }

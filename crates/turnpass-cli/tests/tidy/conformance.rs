@@ -11,7 +11,8 @@ const STATES: [&str; 4] = ["done", "partly", "later", "not ours"];
 /// Where a statement was shown.
 const SHOWN: [&str; 5] = ["real", "measured", "scripted", "pure", "-"];
 /// Where the tests are that run on the real CLI.
-const ON_THE_REAL_CLI: [&str; 5] = [
+const ON_THE_REAL_CLI: [&str; 6] = [
+    "crates/turnpass-cli/tests/pool_real/",
     "crates/turnpass-cli/tests/relay_real/",
     "crates/turnpass-cli/tests/services_real/",
     "crates/turnpass-cli/tests/tools_real.rs",

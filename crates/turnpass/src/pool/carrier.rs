@@ -41,8 +41,12 @@ impl Carrier {
     /// # Errors
     ///
     /// `mcp_startup` when no loopback port can be had.
-    pub(crate) async fn listen(catalogue: &Catalogue, tasks: &TaskTracker) -> Result<Self> {
-        let server = Server::new(catalogue, Policy::Answering);
+    pub(crate) async fn listen(
+        catalogue: &Catalogue,
+        policy: Policy,
+        tasks: &TaskTracker,
+    ) -> Result<Self> {
+        let server = Server::new(catalogue, policy);
         let (listener, occurrences) = HttpCarrier::start(server, tasks).await?;
         Ok(Self::Http {
             listener,
@@ -60,10 +64,14 @@ impl Carrier {
     }
 
     /// The tools that `initialize` has to announce; those of a listener are asked for.
-    pub(crate) fn announced<'a>(&mut self, tools: Option<&'a Catalogue>) -> Option<&'a Catalogue> {
+    pub(crate) fn announced<'a>(
+        &mut self,
+        tools: Option<&'a Catalogue>,
+        policy: Policy,
+    ) -> Option<&'a Catalogue> {
         match self {
             Self::InBand(server) => {
-                *server = tools.map(|tools| Server::new(tools, Policy::Answering));
+                *server = tools.map(|tools| Server::new(tools, policy));
                 tools
             }
             Self::Http { .. } => None,

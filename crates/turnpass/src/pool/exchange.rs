@@ -79,6 +79,8 @@ pub(crate) struct Outcome {
     pub(crate) closes_pool: Option<Error>,
     /// The process is to be killed at once.
     pub(crate) kill: bool,
+    /// The service's answer had begun.
+    pub(crate) has_begun: bool,
 }
 
 /// One generation.
@@ -111,6 +113,8 @@ pub(crate) struct Exchange<'a> {
     owed: Option<Instant>,
     /// The host has seen something of an answer that was taken back.
     was_seen: bool,
+    /// A call of the model fails the generation, and the host hears nothing of it.
+    refuses_calls: bool,
 }
 
 impl<'a> Exchange<'a> {
@@ -146,7 +150,14 @@ impl<'a> Exchange<'a> {
             is_guarded: false,
             owed: None,
             was_seen: false,
+            refuses_calls: false,
         }
+    }
+
+    /// The same for a summary, in which the model may call nothing.
+    pub(crate) fn refusing_calls(mut self) -> Self {
+        self.refuses_calls = true;
+        self
     }
 
     /// Runs the generation to its end.
@@ -165,6 +176,7 @@ impl<'a> Exchange<'a> {
             is_silent: self.is_silent,
             closes_pool: self.closes_pool,
             kill: self.kill,
+            has_begun: self.answer.turn().has_begun(),
         }
     }
 
@@ -220,6 +232,9 @@ impl<'a> Exchange<'a> {
 
     fn flush(&mut self) -> Result<(), Gone> {
         while let Some(event) = self.queue.pop_front() {
+            if self.refuses_calls && matches!(event, Event::ToolInput { .. }) {
+                continue;
+            }
             match self.events.try_send(event) {
                 Ok(()) => {}
                 Err(TrySend::Full(event)) => {
@@ -401,6 +416,12 @@ impl<'a> Exchange<'a> {
     }
 
     fn release(&mut self, mut finished: Finished, after: After) -> Ended {
+        if self.refuses_calls && finished.has_calls() {
+            // With the calls answered it would ask again, unless it is not let.
+            self.kill = !self.session.is_shut();
+            let what = "the model called a tool in place of writing the summary";
+            return Ended::Failed(Error::new(ErrorCode::SummaryToolCall, what));
+        }
         if after == After::Parked {
             self.session.announce(&self.answer.calls());
         }
@@ -470,8 +491,11 @@ impl<'a> Exchange<'a> {
                 }
             }
             Verdict::Failed(failure) => match self.finished.take() {
-                Some(finished) => Ok(Some(self.release(finished, After::Undo))),
-                None => Err(self.failed(&failure)),
+                Some(finished) if is_of_a_whole_answer(&failure) => {
+                    Ok(Some(self.release(finished, After::Undo)))
+                }
+                // Any mark of a failure is one (bug 46), also behind an answer that looks whole.
+                _ => Err(self.failed(&failure)),
             },
             _ => Err(Error::new(
                 ErrorCode::ProcessExit,
@@ -485,8 +509,10 @@ impl Exchange<'_> {
     /// A turn that failed without a whole message.
     fn failed(&mut self, failure: &Failure) -> Error {
         let begun = self.answer.turn().has_begun();
-        if begun && failure.kind == FailureKind::PromptTooLong {
-            // Not the service's word: the CLI wanted to go on by itself after a broken answer, and was not let.
+        let is_ours = failure.kind == FailureKind::PromptTooLong && failure.status.is_none();
+        if is_ours && (begun || self.session.is_in_the_middle_of_a_turn()) {
+            // Not the service's word: the CLI wanted to go on by itself, after a broken answer or a call that it gave up,
+            // and was not let.
             return interrupted("the answer broke off");
         }
         let said = match self.ticket.signalled(&Signal::of_failure(failure)) {
@@ -504,6 +530,16 @@ impl Exchange<'_> {
             None => error,
         }
     }
+}
+
+/// Whether the CLI says so of an answer that is whole for the host: it wanted to go on by itself and was not let, or was
+/// refused, which it counts as a failure (2.1.294, 2.1.310, 2.1.332).
+fn is_of_a_whole_answer(failure: &Failure) -> bool {
+    use FailureKind as Kind;
+    matches!(
+        failure.kind,
+        Kind::PromptTooLong | Kind::MaxOutputTokens | Kind::Refusal
+    )
 }
 
 /// The host is gone.

@@ -69,6 +69,12 @@ pub(crate) fn persists(request: &Request) -> bool {
     request.call == CallKind::Normal && request.parent.is_none()
 }
 
+/// Whether the live process of a call's conversation is one that keeps it on disk. A parent's summary belongs to the
+/// conversation of its normal calls; where it does not run there it has a process without persistence.
+pub(crate) fn is_on_disk(request: &Request) -> bool {
+    request.parent.is_none() && matches!(request.call, CallKind::Normal | CallKind::Summary)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,10 +92,13 @@ mod tests {
 
     #[test]
     fn keys_are_as_the_pool_document_says() {
-        use CallKind::{Advisor, Normal, SubAgent};
+        use CallKind::{Advisor, Normal, SubAgent, Summary};
         let rows = [
             (Some("a"), None, Normal, "a"),
             (None, None, Normal, "default"),
+            (Some("a"), None, Summary, "a"),
+            (None, None, Summary, "default"),
+            (Some("c"), Some("p"), Summary, "c"),
             (None, Some("p"), SubAgent, "p"),
             (Some("c"), Some("p"), SubAgent, "c"),
             (Some("a"), None, Advisor, "a-advisor|advisor"),
@@ -100,6 +109,24 @@ mod tests {
             assert_eq!(key_of.as_str(), key);
             assert_eq!(key_of.is_advisor(), call == Advisor);
         }
+    }
+
+    #[test]
+    fn a_summary_is_asked_of_the_process_of_its_conversation_and_has_a_key_beside_it() {
+        for parent in [None, Some("p")] {
+            let kind = match parent {
+                Some(_) => CallKind::SubAgent,
+                None => CallKind::Normal,
+            };
+            let normal = request(Some("a"), parent, kind);
+            let summary = request(Some("a"), parent, CallKind::Summary);
+            assert_eq!(Key::of(&summary), Key::of(&normal));
+            assert_eq!(is_on_disk(&summary), is_on_disk(&normal));
+            let own = Key::of(&summary).of_summary();
+            assert_eq!(own.as_str(), "a|summary");
+            assert!(own != Key::of(&normal) && !own.is_advisor());
+        }
+        assert!(!is_on_disk(&request(Some("a"), None, CallKind::Advisor)));
     }
 
     #[test]

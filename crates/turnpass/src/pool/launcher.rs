@@ -23,7 +23,7 @@ use crate::error::{Error, ErrorCode, Result};
 use crate::models::known::KnownModels;
 use crate::record::RawFile;
 use crate::request::{Request, ThinkingDisplay};
-use crate::tools::Catalogue;
+use crate::tools::{Catalogue, Policy};
 
 /// Processes that start at the same time; a start is over when the CLI's first record comes. It takes one core for a
 /// third of a second, and several at once slow the generations that run, and may renew one sign-in at once (bug 43).
@@ -78,6 +78,24 @@ impl Shape {
             directory: request.place.directory.clone(),
             time_zone: request.place.time_zone.clone(),
             max_turns: None,
+        }
+    }
+
+    /// Of a process that writes one summary beside or in place of a conversation's own: it keeps nothing, and has one
+    /// round (pool document).
+    pub(crate) fn for_summary(&self) -> Self {
+        Self {
+            persists: false,
+            max_turns: Some(1),
+            ..self.clone()
+        }
+    }
+
+    /// What its tool server does with a call: nobody runs one for a summary, so it gets an error.
+    pub(crate) fn policy(&self) -> Policy {
+        match self.max_turns {
+            Some(_) => Policy::Inert,
+            None => Policy::Answering,
         }
     }
 }
@@ -147,11 +165,13 @@ impl Launcher {
             environment: Environment::build(&self.snapshot, base)?,
             program,
             dir: dir.path().to_owned(),
-            cwd: self.cwd(shape, &dir)?,
+            cwd: self.cwd(shape, stored.is_some(), &dir)?,
             learned_plugins: self.learned_plugins(),
         };
         let carrier = match (self.tools, tools) {
-            (ToolCarrier::Http, Some(tools)) => Carrier::listen(tools, &self.tasks).await?,
+            (ToolCarrier::Http, Some(tools)) => {
+                Carrier::listen(tools, shape.policy(), &self.tasks).await?
+            }
             _ => Carrier::InBand(None),
         };
         let server = carrier.mcp_server();
@@ -192,11 +212,15 @@ impl Launcher {
         Ok(session)
     }
 
-    fn cwd(&self, shape: &Shape, dir: &PrivateDir) -> Result<PathBuf> {
+    fn cwd(&self, shape: &Shape, takes_up: bool, dir: &PrivateDir) -> Result<PathBuf> {
         if let Some(directory) = &shape.directory {
             return Ok(directory.clone());
         }
-        let Some(pool) = self.pool_dir.as_ref().filter(|_| shape.persists) else {
+        let Some(pool) = self
+            .pool_dir
+            .as_ref()
+            .filter(|_| shape.persists || takes_up)
+        else {
             return Ok(dir.work());
         };
         let work = pool.join(WORK);

@@ -16,6 +16,8 @@
 //! 6. `exchange`: the answer is decoded as it passes. A generation ends at the end of the model's message; with calls the
 //!    CLI's turn stays parked until the next request brings their results.
 //!
+//! A summary of a conversation has a way of its own, `summary`: beside the live process, in it, or without it.
+//!
 //! A turn that fails or is cancelled is taken back out of the CLI's conversation, or its process is ended: the CLI's
 //! history and the host's never differ.
 //!
@@ -37,6 +39,7 @@ mod options;
 mod prepared;
 mod session;
 pub mod status;
+mod summary;
 mod sync;
 mod table;
 mod transcript;
@@ -73,7 +76,7 @@ use crate::models;
 use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
 use crate::provider::{EventSender, Generation, Transport};
 use crate::relay::notices;
-use crate::request::{Request, TransportKind};
+use crate::request::{CallKind, Request, StateRetirement, TransportKind};
 use crate::turn::Finished;
 use crate::wire::control::ControlRequest;
 
@@ -200,6 +203,12 @@ struct Call<'a> {
     events: &'a mut EventSender,
     started: Instant,
     cancelled: CancellationToken,
+    /// Given when the request's live conversation, and with it the host's stored state, is of no more use.
+    retired: StateRetirement,
+    /// Why a summary's fork failed.
+    fork_failed: Option<ErrorCode>,
+    /// Upstream requests of tries that failed.
+    requests_before: u32,
 }
 
 /// What is done after one try.
@@ -229,7 +238,11 @@ impl Inner {
             events: &mut events,
             started,
             cancelled: cancelled.clone(),
+            retired: StateRetirement::default(),
+            fork_failed: None,
+            requests_before: 0,
         };
+        let retired = call.retired.clone();
         let result = tokio::select! {
             result = self.call(&mut call) => result,
             () = closing.cancelled() => Err(closed()),
@@ -240,6 +253,7 @@ impl Inner {
             if error.code() == ErrorCode::Auth {
                 self.table.launcher.installed.forget_sign_in();
             }
+            let error = error.with_backend_state_retired(retired.is_signaled());
             events.fail(error).await;
         }
     }
@@ -250,13 +264,22 @@ impl Inner {
         }
         let prepared = call.prepared;
         self.check_effort(prepared).await?;
+        if prepared.request.call == CallKind::Summary {
+            let served = self.serve_held(call, None).await;
+            self.table.rests();
+            return served;
+        }
         // Who leaves while it waits has left: the seat is another's, and nothing is asked.
         let seat = unless_cancelled(call, within_start(call, self.table.seat(&prepared.key)));
         let Some(seat) = seat.await else {
             return Ok(());
         };
         let mut held = seat?;
-        let served = self.serve_held(call, &mut held).await;
+        let served = self.serve_held(call, Some(&mut held)).await;
+        // Of a pool that was stopped meanwhile no process stays.
+        if let Some(session) = held.take_if(|_| self.stopped.get().is_some()) {
+            self.table.discard(session);
+        }
         if held.is_none() {
             self.table.show(&prepared.key, None);
         }
@@ -265,8 +288,8 @@ impl Inner {
         served
     }
 
-    /// Serves the request with the key's seat, as often as it takes.
-    async fn serve_held(&self, call: &mut Call<'_>, held: &mut Held) -> Result<()> {
+    /// Serves the request, as often as it takes: with the key's seat, or a summary, which takes the seats that it needs.
+    async fn serve_held(&self, call: &mut Call<'_>, mut held: Option<&mut Held>) -> Result<()> {
         let prepared = call.prepared;
         let mut given: Option<Given> = prepared.request.state.as_ref().map(sync::decode);
         let (mut relaunches, mut replans) = (0, 0);
@@ -275,7 +298,11 @@ impl Inner {
             if let Some(error) = self.stopped.get() {
                 return Err(error.clone());
             }
-            match self.serve(call, held, given.as_ref()).await {
+            let step = match held.as_deref_mut() {
+                Some(held) => self.serve(call, held, given.as_ref()).await,
+                None => self.summarise(call, given.as_ref()).await,
+            };
+            match step {
                 Ok(Step::Done) | Err(Failed::Cancelled) => return Ok(()),
                 Ok(Step::Again { forget_state }) if replans < REPLANS => {
                     replans += 1;
@@ -334,21 +361,20 @@ impl Inner {
             }
             Err(failed) => return Err(failed),
         };
-        if call.cancelled.is_cancelled() || self.stopped.get().is_some() {
-            // Nothing was said to it yet; what the other is for is seen by the caller.
+        if call.cancelled.is_cancelled() {
+            // Nothing was said to it yet.
             **held = Some(session);
-            return match self.stopped.get() {
-                Some(_) => Ok(Step::Again {
-                    forget_state: false,
-                }),
-                None => Err(Failed::Cancelled),
-            };
+            return Err(Failed::Cancelled);
         }
         let how = plan.told();
         let shown = |session: &Session| session.shown(prepared.key.as_str()).plan(&how);
         self.table
             .show(&prepared.key, Some(shown(&session).running()));
-        let ticket = match self.gate(call, &mut session).await {
+        let gate = match self.stopped.get() {
+            Some(error) => Err(error.clone()),
+            None => self.gate(call, &mut session).await,
+        };
+        let ticket = match gate {
             Ok(ticket) => ticket,
             Err(error) => {
                 // Nothing was written, so the conversation is as it was, unless the process itself failed.
@@ -647,7 +673,12 @@ impl Inner {
                 return Err(error.into());
             }
             Ended::Failed(error) => {
-                let usable = leaves_it_usable(&error) && self.undone(&mut session, turn_at).await;
+                let mut usable = leaves_it_usable(&error);
+                if usable {
+                    // The host need not wait for what is done about it.
+                    call.events.fail(error.clone()).await;
+                    usable = self.undone(&mut session, turn_at).await;
+                }
                 self.put_back(call, held, session, how, usable);
                 return Err(error.into());
             }

@@ -46,7 +46,7 @@ impl<'a> Prepared<'a> {
         Ok(Self {
             key: Key::of(request),
             persists,
-            shape: Shape::of(request, persists),
+            shape: Shape::of(request, keys::is_on_disk(request)),
             fit: Fit {
                 model: request.model.0.clone(),
                 effort: request.effort.filter(|effort| *effort != Effort::None),
@@ -64,7 +64,7 @@ impl<'a> Prepared<'a> {
     pub(crate) fn settings(&self) -> Settings {
         let place = format!(
             "{:?} {:?} {:?} {}",
-            self.shape.directory, self.shape.time_zone, self.shape.thinking, self.persists
+            self.shape.directory, self.shape.time_zone, self.shape.thinking, self.shape.persists
         );
         Settings {
             model: self.request.model.clone(),

@@ -213,6 +213,11 @@ impl Session {
         self.is_lost
     }
 
+    /// Whether more than the line that asked stands in the turn: an answer with calls, and their results.
+    pub(crate) fn is_in_the_middle_of_a_turn(&self) -> bool {
+        self.record.len() > self.turn_at + 1
+    }
+
     /// Whether a control request waits for its answer.
     pub(crate) fn is_owed_an_answer(&self) -> bool {
         self.asked.values().any(Option::is_none)
@@ -245,11 +250,11 @@ impl Session {
         if self.fit.is_none() {
             let tools = (!catalogue.is_empty()).then_some(catalogue);
             self.hearing.expect(expected_of(tools));
-            let announced = self.carrier.announced(tools);
+            let announced = self.carrier.announced(tools, self.shape.policy());
             let id = self.next_control()?;
             burst.extend_from_slice(in_band::initialize(&id, &wanted.system, announced).as_bytes());
         }
-        if let Some(settings) = settings_of(wanted, self.fit.as_ref(), self.gate, self.has_model) {
+        if let Some(settings) = settings_of(wanted, self.fit.as_ref(), self.has_model, self.gate) {
             let settings = to_raw_value(&settings)
                 .map_err(|_| Error::new(ErrorCode::Internal, "settings are not JSON"))?;
             let request = ControlRequest::ApplyFlagSettings {
@@ -880,8 +885,8 @@ impl Session {
 fn settings_of(
     wanted: &Fit,
     has: Option<&Fit>,
-    gate: &str,
     has_model: bool,
+    gate: &str,
 ) -> Option<serde_json::Value> {
     let mut env = json!({"CLAUDE_CODE_EXTRA_BODY": wanted.extra});
     if !gate.is_empty() {

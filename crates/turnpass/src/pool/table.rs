@@ -107,12 +107,6 @@ impl Table {
         session.lock_owned().await
     }
 
-    /// The seat of a key, if nobody is using it and it has a process.
-    pub(crate) fn free_seat(&self, key: &Key) -> Option<Held> {
-        let session = Arc::clone(&self.seats().get(key)?.session);
-        session.try_lock_owned().ok().filter(|held| held.is_some())
-    }
-
     /// A process for a conversation: the spare when it is of this shape, else a new one.
     ///
     /// # Cancel safety
@@ -146,7 +140,8 @@ impl Table {
     }
 
     async fn take_spare(&self, shape: &Shape) -> Result<Option<Session>> {
-        if !matches!(&*self.spare(), Some(Spare::Ready(..))) {
+        // One of another shape is kept for those that it fits.
+        if !matches!(&*self.spare(), Some(Spare::Ready(session, _)) if session.shape == *shape) {
             return Ok(None);
         }
         let program = self.program().await?;

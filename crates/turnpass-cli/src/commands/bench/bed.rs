@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use turnpass::conversation::Message;
 use turnpass::event::Done;
-use turnpass::relay::RelayTransport;
+use turnpass::pool::PoolTransport;
+use turnpass::relay::{PROCESS_BYTES, RelayTransport};
 use turnpass::request::TransportSession;
 use turnpass::{Event, Provider, Request};
 use turnpass_lab::upstream::{Recorded, Upstream, WaitTimeout};
@@ -42,6 +43,8 @@ pub(super) struct Make {
     /// Puts a tap between turnpass and the CLI.
     pub(super) tap: bool,
     pub(super) spares: usize,
+    /// By the pool, not the relay.
+    pub(super) pool: bool,
 }
 
 impl Make {
@@ -50,6 +53,12 @@ impl Make {
         process: Process::Warm,
         tap: false,
         spares: 1,
+        pool: false,
+    };
+    /// The pool, as a host has it by default.
+    pub(super) const POOL: Self = Self {
+        pool: true,
+        ..Self::WARM
     };
     /// A process for each request.
     pub(super) const COLD: Self = Self {
@@ -87,7 +96,10 @@ impl Bed {
             _ => None,
         };
         let direct = Direct::new(&stage.upstream)?;
-        let provider = Provider::new(transport(&stage, make)?);
+        let provider = match make.pool {
+            true => Provider::new(pool(&stage, make)?),
+            false => Provider::new(transport(&stage, make)?),
+        };
         Ok(Self {
             stage,
             provider,
@@ -144,6 +156,15 @@ impl Bed {
     pub(super) async fn clear(self) -> Result<(), Fault> {
         Ok(self.provider.shutdown().await?)
     }
+}
+
+fn pool(stage: &Stage, make: Make) -> Result<PoolTransport, Fault> {
+    let mut options = context::pool_options(&stage.settings);
+    options.spare = make.spares > 0;
+    options.memory_budget_bytes = 16 * PROCESS_BYTES;
+    // Of its own: the person's is for what they use.
+    options.state_dir = Some(stage.folder("state")?);
+    Ok(PoolTransport::new(options)?)
 }
 
 fn transport(stage: &Stage, make: Make) -> Result<RelayTransport, Fault> {

@@ -8,6 +8,7 @@ use futures_util::future::{join_all, try_join_all};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use turnpass::conversation::Message;
+use turnpass::pool::{PoolOptions, PoolTransport};
 use turnpass::relay::{LoopbackUrl, PROCESS_BYTES, RelayOptions, RelayTransport};
 use turnpass::request::TransportSession;
 use turnpass::{Event, Provider, Request};
@@ -75,7 +76,7 @@ pub(super) async fn streams(ground: &Ground) -> Result<Vec<Outcome>, Fault> {
         ..ground.clone()
     };
     let bed = Bed::new(&scripted, Make::WARM).await?;
-    let mut host = Host::start(&bed)?;
+    let mut host = Host::start(&bed, &[])?;
     let mut rss = Vec::new();
     for (said, asked) in [("built", "one"), ("idle", "all")] {
         host.heard(said).await?;
@@ -125,6 +126,50 @@ pub(super) async fn streams(ground: &Ground) -> Result<Vec<Outcome>, Fault> {
     }])
 }
 
+/// Conversations that rest in a pool.
+const CONVERSATIONS: usize = 32;
+
+/// What a conversation that rests takes in the host's own process, in one that does nothing else.
+pub(super) async fn pool(ground: &Ground) -> Result<Vec<Outcome>, Fault> {
+    let scripted = Ground {
+        scripted: true,
+        ..ground.clone()
+    };
+    let bed = Bed::new(&scripted, Make::POOL).await?;
+    let mut host = Host::start(&bed, &["--pool"])?;
+    let mut rss = Vec::new();
+    for (said, asked) in [("built", "one"), ("one", "all"), ("idle", "end")] {
+        host.heard(said).await?;
+        rss.push(host.rss());
+        host.say(asked).await?;
+    }
+    host.end().await?;
+    let served = bed.stage.upstream.messages();
+    bed.clear().await?;
+    #[allow(clippy::cast_precision_loss, reason = "some dozens")]
+    let each = (rss[2] - rss[1]) / (CONVERSATIONS - 1) as f64;
+    let row = Row {
+        generations: CONVERSATIONS,
+        upstream_requests: served.len(),
+        processes: CONVERSATIONS,
+        ..Row::new("scripted CLI")
+    }
+    .value("built_mb", rss[0])
+    .value("one_mb", rss[1])
+    .value("all_mb", rss[2])
+    .value("each_mb", each);
+    Ok(vec![Outcome {
+        scene: "pool-memory".to_owned(),
+        about: "32 conversations that rest, 40 KB of history each; MB of the host's own process",
+        goals: vec![
+            Goal::at_most("a conversation that rests, MB", 1.0, each),
+            one_each(std::slice::from_ref(&row)),
+        ],
+        rows: vec![row],
+        ..Outcome::default()
+    }])
+}
+
 /// The process that only hosts a provider.
 struct Host {
     child: Child,
@@ -133,13 +178,14 @@ struct Host {
 }
 
 impl Host {
-    fn start(bed: &Bed) -> Result<Self, Fault> {
+    fn start(bed: &Bed, args: &[&str]) -> Result<Self, Fault> {
         let failed =
             |error: std::io::Error| Fault::system(format!("no host: {error}"), "Try again.");
         let settings = &bed.stage.settings;
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
         command.arg("bench-host").arg(bed.stage.upstream.url());
         command.args(settings.lab_home.iter().chain(&settings.claude_path));
+        command.args(args);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -220,10 +266,16 @@ pub(crate) struct Args {
     home: PathBuf,
     /// The CLI
     claude: PathBuf,
+    /// Keep conversations in a pool
+    #[arg(long)]
+    pool: bool,
 }
 
 /// Runs the hidden command: a provider and nothing else. It says how far it is and waits to be told to go on.
 pub(crate) async fn host(args: Args) -> Result<Exit, Fault> {
+    if args.pool {
+        return pool_host(args).await;
+    }
     let transport = RelayTransport::new(RelayOptions {
         claude_path: Some(args.claude),
         lab_upstream: Some(LoopbackUrl::parse(&args.upstream)?),
@@ -233,13 +285,6 @@ pub(crate) async fn host(args: Args) -> Result<Exit, Fault> {
         ..RelayOptions::default()
     })?;
     let provider = Provider::new(transport);
-    let next = |said: &str| {
-        super::super::print(&format!("{said}\n"))?;
-        let mut line = String::new();
-        // Nothing else is going on while this process is looked at.
-        let read = tokio::task::block_in_place(|| std::io::stdin().read_line(&mut line));
-        read.map_err(|error| Fault::system(format!("nobody asks: {error}"), "Try again."))
-    };
     let mut words = Words::new();
     next("built")?;
     stream(&provider, talk::SHORT, &mut words, None).await?;
@@ -261,6 +306,37 @@ pub(crate) async fn host(args: Args) -> Result<Exit, Fault> {
     told?;
     ended.into_iter().collect::<Result<Vec<()>, _>>()?;
     next("done")?;
+    provider.shutdown().await?;
+    Ok(Exit::Done)
+}
+
+/// Says how far it is, and waits to be told to go on.
+fn next(said: &str) -> Result<usize, Fault> {
+    super::super::print(&format!("{said}\n"))?;
+    let mut line = String::new();
+    // Nothing else is going on while this process is looked at.
+    let read = tokio::task::block_in_place(|| std::io::stdin().read_line(&mut line));
+    read.map_err(|error| Fault::system(format!("nobody asks: {error}"), "Try again."))
+}
+
+/// A pool whose conversations rest.
+async fn pool_host(args: Args) -> Result<Exit, Fault> {
+    let provider = Provider::new(PoolTransport::new(PoolOptions {
+        claude_path: Some(args.claude),
+        lab_upstream: Some(LoopbackUrl::parse(&args.upstream)?),
+        lab_home: Some(args.home),
+        memory_budget_bytes: PROCESS_BYTES * CONVERSATIONS as u64,
+        spare: false,
+        ..PoolOptions::default()
+    })?);
+    let mut words = Words::new();
+    next("built")?;
+    stream(&provider, talk::SHORT, &mut words, None).await?;
+    next("one")?;
+    for _ in 1..CONVERSATIONS {
+        stream(&provider, talk::SHORT, &mut words, None).await?;
+    }
+    next("idle")?;
     provider.shutdown().await?;
     Ok(Exit::Done)
 }

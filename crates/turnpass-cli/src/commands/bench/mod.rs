@@ -1,14 +1,15 @@
 //! `turnpass lab bench`: what turnpass costs and what it takes, measured without the service.
 //!
 //! Every scene has its control in the same run: a plain HTTP client that sends the same bytes to the same upstream. Each
-//! file here is one concern: [`bed`] measures one generation, [`control`] is the plain client, [`scenes`] and [`memory`]
-//! are the scenes, [`tap`] stands between turnpass and the CLI, [`talk`] makes the conversations, [`figures`] shows them.
+//! file here is one concern: [`bed`] measures one generation, [`control`] is the plain client, [`scenes`], [`pool`] and
+//! [`memory`] are the scenes, [`tap`] stands between turnpass and the CLI, [`talk`] makes the conversations, [`figures`] shows them.
 //! `docs/benchmarks.md` says what the figures mean and what came out.
 
 mod bed;
 mod control;
 mod figures;
 pub(crate) mod memory;
+mod pool;
 mod scenes;
 mod talk;
 pub(crate) mod tap;
@@ -68,9 +69,13 @@ enum Scene {
     Spawn,
     /// Decoding of the CLI's lines
     Decode,
+    /// The pool: a turn, a tool's result, a conversation never seen, planning
+    Pool,
+    /// The pool's own memory for conversations that rest
+    PoolMemory,
 }
 
-const ALL: [Scene; 10] = [
+const ALL: [Scene; 12] = [
     Scene::Hist,
     Scene::Own,
     Scene::Delta,
@@ -81,6 +86,8 @@ const ALL: [Scene; 10] = [
     Scene::Refit,
     Scene::Spawn,
     Scene::Decode,
+    Scene::Pool,
+    Scene::PoolMemory,
 ];
 
 #[derive(Debug, Serialize)]
@@ -169,6 +176,8 @@ async fn play(scene: Scene, ground: &Ground) -> Result<Vec<Outcome>, Fault> {
         Scene::Refit => scenes::refit(ground).await,
         Scene::Spawn => scenes::spawn(ground).await,
         Scene::Decode => Ok(vec![scenes::decode()]),
+        Scene::Pool => pool::turns(ground).await,
+        Scene::PoolMemory => memory::pool(ground).await,
     }
 }
 

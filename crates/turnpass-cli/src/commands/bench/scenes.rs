@@ -17,7 +17,7 @@ const DELTAS: usize = 200;
 const HEAVY_BYTES: usize = 79 * 1024 * 1024 / 10;
 
 /// A conversation that nobody has seen.
-fn fresh(words: &mut Words) -> Vec<Message> {
+pub(super) fn fresh(words: &mut Words) -> Vec<Message> {
     let mut messages = words.history(PAIRS, HISTORY_BYTES);
     messages.push(Message::user(SHORT));
     messages
@@ -159,7 +159,7 @@ pub(super) async fn own(ground: &Ground) -> Result<Vec<Outcome>, Fault> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Share {
     /// From the host's call to the line at the CLI.
-    to_line: Duration,
+    pub(super) to_line: Duration,
     /// From the line to the CLI's whole request.
     pub(super) cli: Duration,
     /// From there to the whole request at the upstream.
@@ -179,8 +179,17 @@ const NOTE_LOOK: Duration = Duration::from_millis(20);
 
 /// The shares of generations that ran one after the other.
 pub(super) fn shares(taps: Option<&Taps>, all: &[Seen]) -> Result<Vec<Share>, Fault> {
+    shares_since(Kind::Line, taps, all)
+}
+
+/// The same, where what the CLI is given last is of another kind.
+pub(super) fn shares_since(
+    given: Kind,
+    taps: Option<&Taps>,
+    all: &[Seen],
+) -> Result<Vec<Share>, Fault> {
     for _ in 0..NOTE_LOOKS {
-        if let Some(shares) = noted(taps, all) {
+        if let Some(shares) = noted(given, taps, all) {
             return Ok(shares);
         }
         std::thread::sleep(NOTE_LOOK);
@@ -188,7 +197,7 @@ pub(super) fn shares(taps: Option<&Taps>, all: &[Seen]) -> Result<Vec<Share>, Fa
     Err(Fault::system("a tap missed a request", "Try again."))
 }
 
-fn noted(taps: Option<&Taps>, all: &[Seen]) -> Option<Vec<Share>> {
+fn noted(given: Kind, taps: Option<&Taps>, all: &[Seen]) -> Option<Vec<Share>> {
     let stamps = taps.map(Taps::stamps).unwrap_or_default();
     let within = |kind: Kind, seen: &Seen| {
         let arrived = seen.began + seen.to_upstream;
@@ -198,7 +207,7 @@ fn noted(taps: Option<&Taps>, all: &[Seen]) -> Option<Vec<Share>> {
         found.next().map(|stamp| stamp.at)
     };
     let share = |seen: &Seen| {
-        let (line, post) = (within(Kind::Line, seen)?, within(Kind::Post, seen)?);
+        let (line, post) = (within(given, seen)?, within(Kind::Post, seen)?);
         Some(Share {
             to_line: line - seen.began,
             cli: post.saturating_duration_since(line),

@@ -39,6 +39,8 @@ pub(crate) struct Args {
 pub(super) enum Kind {
     /// The user line was read whole.
     Line,
+    /// An answer to the CLI, such as a tool's result, was read whole.
+    Answer,
     /// The CLI's request was read whole.
     Post,
 }
@@ -101,6 +103,7 @@ impl Taps {
         let (word, nanoseconds) = line.split_once(' ')?;
         let kind = match word {
             "line" => Kind::Line,
+            "answer" => Kind::Answer,
             "post" => Kind::Post,
             _ => return None,
         };
@@ -197,12 +200,17 @@ fn pass_lines(mut cli: impl Write, log: &File) {
         if ours.read_until(b'\n', &mut line).unwrap_or(0) == 0 {
             return;
         }
-        let asks = line.starts_with(b"{\"type\":\"user\"").then(nanoseconds);
+        let kinds: [(&[u8], _); 2] = [
+            (b"{\"type\":\"user\"", "line"),
+            (b"{\"type\":\"control_response\"", "answer"),
+        ];
+        let kind = kinds.iter().find(|(begin, _)| line.starts_with(begin));
+        let noted = kind.map(|(_, kind)| (*kind, nanoseconds()));
         if cli.write_all(&line).and_then(|()| cli.flush()).is_err() {
             return;
         }
-        if let Some(at) = asks {
-            note(log, "line", at);
+        if let Some((kind, at)) = noted {
+            note(log, kind, at);
         }
     }
 }

@@ -210,7 +210,13 @@ impl Record {
 
     /// The last point at which the conversation can be taken up.
     pub(crate) fn point(&self) -> Option<Point> {
-        let last = self.entries.iter().rposition(|entry| entry.at.is_some())?;
+        self.point_within(self.len())
+    }
+
+    /// The last point that holds no more than so many messages.
+    pub(crate) fn point_within(&self, len: usize) -> Option<Point> {
+        let entries = self.entries.get(..len).unwrap_or(&self.entries);
+        let last = entries.iter().rposition(|entry| entry.at.is_some())?;
         let at = self.entries[last].at?;
         Some(Point { len: last + 1, at })
     }
