@@ -20,12 +20,12 @@ use super::stage::Stage;
 
 pub(crate) const TESTS: [(&str, Test); 4] = [
     (
-        "pool::rule_1_the_running_process_is_asked_before_a_message_and_not_before_results",
-        asked_before_a_message,
+        "pool::rule_1_the_running_process_is_rule_1_the_running_process_is_asked_before_a_message_and_not_before_results_and_not_before_results",
+        rule_1_the_running_process_is_asked_before_a_message_and_not_before_results,
     ),
     (
         "pool::rule_4_credits_that_are_on_refuse_and_nothing_is_sent",
-        credits_on,
+        rule_4_credits_that_are_on_refuse_and_nothing_is_sent,
     ),
     (
         "pool::rule_7_overage_closes_the_pool",
@@ -33,7 +33,7 @@ pub(crate) const TESTS: [(&str, Test); 4] = [
     ),
     (
         "pool::cuts_and_refused_requests_cost_one_request",
-        one_request_each,
+        cuts_and_refused_requests_cost_one_request,
     ),
 ];
 
@@ -192,7 +192,7 @@ async fn generate(pool: &PoolTransport, talk: &mut Request) -> Value {
     told
 }
 
-fn asked_before_a_message(stage: &Stage) {
+fn rule_1_the_running_process_is_asked_before_a_message_and_not_before_results(stage: &Stage) {
     let mut host = Host::new(stage);
     let called = host.say(
         "a",
@@ -216,7 +216,7 @@ fn asked_before_a_message(stage: &Stage) {
     host.finish(stage);
 }
 
-fn credits_on(stage: &Stage) {
+fn rule_4_credits_that_are_on_refuse_and_nothing_is_sent(stage: &Stage) {
     stage.upstream.set_usage([UsageAnswer {
         extra_usage: ExtraUsage::On,
         ..UsageAnswer::default()
@@ -304,7 +304,7 @@ fn late_endpoint(stage: &Stage) {
 }
 
 /// To the first party a refused request is sent once, and the gate in the CLI holds as it does behind a base URL.
-fn one_request_each(stage: &Stage) {
+fn cuts_and_refused_requests_cost_one_request(stage: &Stage) {
     let mut host = Host::new(stage);
     assert_eq!(host.say("a", "[[say hello]]")["text"], "hello");
     for line in [
