@@ -13,8 +13,9 @@ use turnpass::cli::installed::Installed;
 use turnpass::pool::{PoolOptions, PoolTransport};
 use turnpass::record::RecordSink;
 use turnpass::relay::{ProcessMode, RelayOptions, RelayTransport};
+use turnpass::replay::{ReplayOptions, ReplayTransport};
 use turnpass::request::TransportKind;
-use turnpass::{Error, ErrorCode, Provider};
+use turnpass::{Error, Provider};
 use turnpass_agent::SessionStore;
 
 use crate::exit::{Exit, Fault};
@@ -66,11 +67,7 @@ pub(crate) fn build_provider(settings: &Settings) -> Result<Provider, Error> {
     let provider = match settings.transport {
         TransportKind::Pool => Provider::new(PoolTransport::new(pool_options(settings))?),
         TransportKind::Relay => Provider::new(RelayTransport::new(relay_options(settings))?),
-        TransportKind::Replay => {
-            let what = format!("{} is not in this build", settings.transport);
-            let next = "Leave the transport out, which is the pool, or use the relay: `--transport relay`.";
-            return Err(Error::new(ErrorCode::TransportUnavailable, what).with_remedy(next));
-        }
+        TransportKind::Replay => Provider::new(ReplayTransport::new(replay_options(settings))?),
     };
     // A laboratory run leaves the person's home alone, unless they named a folder for what is kept.
     let is_nameless = settings.lab_upstream.is_some() && environment(STATE_VARIABLE).is_none();
@@ -179,6 +176,33 @@ pub(crate) fn relay_options(settings: &Settings) -> RelayOptions {
         lab_home: settings.lab_home.clone(),
         record: settings.record.clone(),
         ..default
+    }
+}
+
+/// The replay that the settings describe.
+fn replay_options(settings: &Settings) -> ReplayOptions {
+    let laboratory = settings.lab_upstream.is_some();
+    ReplayOptions {
+        history: settings.history,
+        claude_path: settings.claude_path.clone(),
+        // This program lists the tools where they go over stdio.
+        tool_server: std::env::current_exe().ok(),
+        // A laboratory run pays with nothing, so a credential in the environment is only left out of it.
+        inherited_credentials: match laboratory {
+            true => InheritedCredentials::Strip,
+            false => ReplayOptions::default().inherited_credentials,
+        },
+        usage_gate: settings.usage_gate,
+        budgets: settings.budgets,
+        // What a laboratory run uses is not the plan's.
+        state_dir: match laboratory {
+            true => None,
+            false => state_dir(),
+        },
+        lab_upstream: settings.lab_upstream.clone(),
+        lab_home: settings.lab_home.clone(),
+        record: settings.record.clone(),
+        ..ReplayOptions::default()
     }
 }
 

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use turnpass::limits::Policy;
 use turnpass::limits::budget::{Allowance, Budgets};
 use turnpass::relay::LoopbackUrl;
+use turnpass::replay::History;
 use turnpass::request::{Effort, TransportKind};
 use turnpass_agent::agent::DEFAULT_ROUNDS;
 
@@ -22,7 +23,7 @@ pub(crate) use crate::words::{CarrierWord, Process, ReseedWord, ToolWord};
 const DEFAULT_MODEL: &str = "sonnet";
 
 /// Each key with its environment variable, in the order in which they are shown.
-pub(crate) const KEYS: [(&str, &str); 21] = [
+pub(crate) const KEYS: [(&str, &str); 22] = [
     ("transport", "TURNPASS_TRANSPORT"),
     ("process", "TURNPASS_PROCESS"),
     ("reseed", "TURNPASS_RESEED"),
@@ -47,6 +48,7 @@ pub(crate) const KEYS: [(&str, &str); 21] = [
     ("max_tokens_per_day", "TURNPASS_MAX_TOKENS_PER_DAY"),
     ("record", "TURNPASS_RECORD"),
     ("keep_records", "TURNPASS_KEEP_RECORDS"),
+    ("history", "TURNPASS_HISTORY"),
 ];
 
 /// One layer of settings: what the flags, the environment or the file say.
@@ -116,6 +118,9 @@ pub(crate) struct Values {
     /// Whether each generation leaves a line for `turnpass log`: true or false [env: TURNPASS_KEEP_RECORDS]
     #[arg(long, value_name = "BOOL")]
     pub(crate) keep_records: Option<bool>,
+    /// How replay gives the conversation to its process: native or transcript [env: TURNPASS_HISTORY]
+    #[arg(long, value_name = "HISTORY")]
+    pub(crate) history: Option<History>,
     /// Tables of the file only: neither a flag nor a variable has room for them.
     #[arg(skip)]
     pub(crate) prices: Option<Prices>,
@@ -163,6 +168,8 @@ pub(crate) struct Settings {
     pub(crate) budgets: Budgets,
     pub(crate) record: Option<PathBuf>,
     pub(crate) keep_records: bool,
+    /// Of replay alone.
+    pub(crate) history: History,
     /// The person's prices for the estimate of `usage`.
     pub(crate) prices: Prices,
     /// Where each came from, in the order of [`KEYS`].
@@ -229,6 +236,7 @@ impl Settings {
             },
             record: first!(record),
             keep_records: first!(keep_records).unwrap_or(true),
+            history: first!(history).unwrap_or_default(),
             prices: layers
                 .iter()
                 .find_map(|(_, layer)| layer.prices.clone())
@@ -314,6 +322,15 @@ impl Settings {
         (source != Some(Source::Default)).then_some(self.model.as_str())
     }
 
+    /// How the transport runs, in a word; empty where there is one way only.
+    pub(crate) fn way(&self) -> &'static str {
+        match self.transport {
+            TransportKind::Relay => self.process.as_str(),
+            TransportKind::Replay => self.history.as_str(),
+            TransportKind::Pool => "",
+        }
+    }
+
     /// Each key with its value, as the file would have it, and where it came from.
     pub(crate) fn shown(&self) -> Vec<(&'static str, Option<String>, Source)> {
         let quoted = |text: &str| toml::Value::from(text).to_string();
@@ -345,6 +362,7 @@ impl Settings {
             number(self.budgets.day.tokens),
             path(&self.record),
             Some(self.keep_records.to_string()),
+            Some(quoted(self.history.as_str())),
         ];
         KEYS.iter()
             .zip(values)
@@ -413,6 +431,7 @@ fn from_environment(environment: Environment<'_>) -> Result<Values, Fault> {
         max_tokens_per_day: read(18, text(18)?)?,
         record: text(19)?.map(PathBuf::from),
         keep_records: read(20, text(20)?)?,
+        history: read(21, text(21)?)?,
         prices: None,
     })
 }
@@ -481,6 +500,7 @@ mod tests {
                 "TURNPASS_MAX_TOKENS_PER_DAY" => "4",
                 "TURNPASS_RECORD" => "/tmp/recordings",
                 "TURNPASS_KEEP_RECORDS" => "false",
+                "TURNPASS_HISTORY" => "transcript",
                 _ => return None,
             };
             Some(OsString::from(text))
@@ -511,6 +531,7 @@ mod tests {
             "4",
             "\"/tmp/recordings\"",
             "false",
+            "\"transcript\"",
         ];
         assert_eq!(shown, wanted.map(|text| Some(text.to_owned())));
     }
@@ -528,6 +549,7 @@ mod tests {
             ("TURNPASS_MAX_ROUNDS", "-1", "invalid digit"),
             ("TURNPASS_USAGE_GATE", "on", "use require_off, warn, off"),
             ("TURNPASS_KEEP_RECORDS", "no", "`true` or `false`"),
+            ("TURNPASS_HISTORY", "long", "use native, transcript"),
         ] {
             let read = |asked: &str| (asked == name).then(|| OsString::from(value));
             let fault = from_environment(&read).unwrap_err();

@@ -224,7 +224,7 @@ fn the_doctor_finds_a_healthy_cli_healthy() {
         "ok   version        2.1.332",
         "ok   sign-in        claude.ai",
         "ok   tool server    hand-shake done, 6 tools listed",
-        "ok   isolation      a laboratory generation over the relay transport: 1 upstream request",
+        "ok   isolation      a laboratory generation over the pool transport: 1 upstream request",
     ] {
         assert!(ended.out.contains(line), "{line}: {}", ended.out);
     }

@@ -60,8 +60,11 @@ fn main() -> ExitCode {
         }
     }
     for cli in RealCli::find_all(&conformance) {
-        for tools in [ToolCarrier::InBand, ToolCarrier::Http] {
-            let (name, cli) = (format!("{}::pool_{tools:?}", cli.version), cli.clone());
+        for (way, tools) in [
+            ("pool_in_band", ToolCarrier::InBand),
+            ("pool_http", ToolCarrier::Http),
+        ] {
+            let (name, cli) = (format!("{}::{way}", cli.version), cli.clone());
             trials.push(Trial::test(name, move || {
                 runtime()?.block_on(pool::every_step(&cli, tools));
                 Ok::<(), Failed>(())

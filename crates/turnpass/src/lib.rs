@@ -9,6 +9,7 @@
 //! | [`turn`] | the decoder: one streamed message in, events out: pure |
 //! | [`pool`] | the pool transport: live processes, one conversation each |
 //! | [`relay`] | the one-admission relay transport |
+//! | [`replay`] | the replay transport: the whole conversation into a fresh process |
 //! | [`wire`] | lines, SSE, stream-json, control, Messages and the body splice: functions over buffers |
 //! | [`cli`] | the installed CLI: where, whether it fits, signed in, how it is started |
 //! | `loopback` | a port of our own on loopback, and who may speak to it |
@@ -34,6 +35,7 @@ pub mod process;
 pub mod provider;
 pub mod record;
 pub mod relay;
+pub mod replay;
 pub mod request;
 pub mod secret;
 pub mod tools;

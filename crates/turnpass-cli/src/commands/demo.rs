@@ -1,6 +1,7 @@
 //! `turnpass demo`: the same agent on a small task, with an upstream in this process. No account and no network.
 
 use serde::Serialize;
+use turnpass::replay::History;
 use turnpass::request::TransportKind;
 use turnpass_agent::{Agent, Approvals, Outcome, Report, tools};
 
@@ -42,6 +43,9 @@ pub(crate) struct Args {
     /// Whether the relay keeps its process: warm or per-request; naming it chooses the relay
     #[arg(long, value_name = "PROCESS")]
     process: Option<Process>,
+    /// How replay gives the conversation to its process: native or transcript
+    #[arg(long, value_name = "HISTORY")]
+    history: Option<History>,
     /// Use the scripted CLI even if the real one is installed
     #[arg(long)]
     scripted: bool,
@@ -52,7 +56,7 @@ pub(crate) struct Args {
 struct Told<'a> {
     transport: TransportKind,
     /// Of the relay only.
-    process: Option<&'static str>,
+    process: &'static str,
     cli: &'a Player,
     generations: u32,
     upstream_requests: usize,
@@ -70,7 +74,8 @@ struct Told<'a> {
 pub(crate) async fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
     // What else the person's settings say (rules, a home, an upstream) is not for the laboratory.
     let settings = context.settings(Values::default())?;
-    let settings = stage::laboratory(settings, args.transport, args.process);
+    let mut settings = stage::laboratory(settings, args.transport, args.process);
+    settings.history = args.history.unwrap_or(settings.history);
     let stage = Stage::set(&settings, args.scripted).await?;
     let mut show = Show::on_streams(Form::Text, context, context.cancel().clone());
     if !args.json {
@@ -84,7 +89,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
             "the {} CLI {} plays, over the transport {}\n\n> {TASK}\n",
             stage.player.kind,
             stage.player.version,
-            way(stage.settings.transport, process(&stage.settings)),
+            way(stage.settings.transport, stage.settings.way()),
         ));
     }
     let provider = context::build_provider(&stage.settings)?;
@@ -133,7 +138,7 @@ fn agent(stage: &Stage, provider: &turnpass::Provider) -> Result<Agent, Fault> {
 fn told<'a>(stage: &'a Stage, report: &'a Report) -> Told<'a> {
     Told {
         transport: stage.settings.transport,
-        process: process(&stage.settings),
+        process: stage.settings.way(),
         cli: &stage.player,
         generations: report.generations,
         // Counted where they arrive, not where they are believed to be sent.
@@ -148,15 +153,10 @@ fn told<'a>(stage: &'a Stage, report: &'a Report) -> Told<'a> {
     }
 }
 
-/// Which kind of process, where there is a choice.
-fn process(settings: &Settings) -> Option<&'static str> {
-    (settings.transport == TransportKind::Relay).then(|| settings.process.as_str())
-}
-
-fn way(transport: TransportKind, process: Option<&str>) -> String {
-    match process {
-        Some(process) => format!("{transport} ({process})"),
-        None => transport.to_string(),
+fn way(transport: TransportKind, word: &str) -> String {
+    match word.is_empty() {
+        true => transport.to_string(),
+        false => format!("{transport} ({word})"),
     }
 }
 

@@ -310,7 +310,7 @@ async fn handshake() -> Result<usize, String> {
     }
 }
 
-/// One generation of the installed CLI in the laboratory: start, isolation, relay, answer. The isolation is verified by
+/// One generation of the installed CLI in the laboratory: start, isolation, answer. The isolation is verified by
 /// the transport, which fails closed.
 async fn laboratory(settings: &Settings) -> Result<Check, Fault> {
     const NAME: &str = "isolation";

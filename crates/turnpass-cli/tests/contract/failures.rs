@@ -195,11 +195,6 @@ pub(crate) async fn an_error_event_is_its_error(ground: &Ground<'_>) {
                 ask(format!("[[say half of this]] [[error {kind} {text}]]")),
             )
             .await;
-            // The CLI does not tell every kind of error from a failure of the service.
-            let code = match ground.way.is_live() && code == ErrorCode::UpstreamRejected {
-                true => ErrorCode::UpstreamError,
-                false => code,
-            };
             assert_eq!(heard.failed(code).output_seen(), seen, "{kind} {text}");
         }
     }

@@ -15,6 +15,7 @@ mod pool_kinds;
 mod pool_seats;
 mod pool_summary;
 mod pool_turns;
+mod replays;
 mod sign_in;
 #[path = "../stage/mod.rs"]
 mod stage;

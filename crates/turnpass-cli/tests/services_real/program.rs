@@ -20,7 +20,10 @@ pub(crate) const TESTS: [(&str, Test); 9] = [
         usage_asks_once_a_minute,
     ),
     ("program::auth_status_says_what_the_cli_says", auth_status),
-    ("login::a_wrong_code_then_the_right_one", login),
+    (
+        "login::a_wrong_code_then_the_right_one",
+        a_wrong_code_then_the_right_one,
+    ),
     (
         "program::bug_032_a_key_helper_in_the_settings_is_no_sign_in_and_never_runs",
         bug_032_a_key_command_in_the_settings,
@@ -52,7 +55,7 @@ impl LoginUi for Pastes {
     }
 }
 
-fn login(stage: &Stage) {
+fn a_wrong_code_then_the_right_one(stage: &Stage) {
     MadeUpHome::with(&stage.home(), SignIn::SignedOut).unwrap();
     let refused = TokenAnswer {
         status: 400,

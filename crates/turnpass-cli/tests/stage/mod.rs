@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use turnpass::cli::environment::InheritedCredentials;
 use turnpass::conversation::{Message, ToolCall, ToolResult};
 use turnpass::event::{Done, Event, Notice, StopReason};
 use turnpass::pool::{self, PoolOptions, PoolTransport, Reseed};
 use turnpass::relay::{LoopbackUrl, ProcessMode, RelayOptions, RelayTransport, ToolCarrier};
+use turnpass::replay::{History, ReplayOptions, ReplayTransport};
 use turnpass::request::{Limits, Tool};
 use turnpass::{Error, ErrorCode, Generation, Provider, Request};
 use turnpass_lab::cli::{Recording, Script, install};
@@ -74,6 +76,7 @@ pub(crate) enum Way {
     Pool(pool::ToolCarrier),
     /// Tools in-band, and what a process does not have told as one message.
     PoolTranscript,
+    Replay(History),
 }
 
 impl Way {
@@ -82,7 +85,9 @@ impl Way {
         let pool = [pool::ToolCarrier::InBand, pool::ToolCarrier::Http]
             .into_iter()
             .map(Self::Pool);
-        relay.chain(pool).chain([Self::PoolTranscript]).collect()
+        let replay = [History::Native, History::Transcript].map(Self::Replay);
+        let all = relay.chain(pool).chain([Self::PoolTranscript]);
+        all.chain(replay).collect()
     }
 
     pub(crate) fn name(self) -> String {
@@ -91,6 +96,7 @@ impl Way {
             Self::Pool(pool::ToolCarrier::InBand) => "pool_in_band".to_owned(),
             Self::Pool(pool::ToolCarrier::Http) => "pool_http".to_owned(),
             Self::PoolTranscript => "pool_transcript".to_owned(),
+            Self::Replay(history) => format!("replay_{history}"),
         }
     }
 
@@ -99,6 +105,7 @@ impl Way {
             Self::Relay(row) => stage.provider(row),
             Self::Pool(tools) => stage.pool(|options| options.tools = tools),
             Self::PoolTranscript => stage.pool(|options| options.reseed = Reseed::Transcript),
+            Self::Replay(history) => stage.replay(history),
         }
     }
 }
@@ -107,7 +114,7 @@ impl Way {
     /// Whether the CLI itself sends the request: it adds what is its own, and asks again where the service refuses in
     /// certain ways.
     pub(crate) fn is_live(self) -> bool {
-        matches!(self, Self::Pool(_) | Self::PoolTranscript)
+        !matches!(self, Self::Relay(_))
     }
 
     /// Whether what a process does not have is told as one message of the user: its calls and results as text, and no
@@ -129,7 +136,7 @@ impl Way {
 }
 
 /// The host's own messages of a request: what the CLI adds to them, and marks, are left out, and a plain string is a
-/// block.
+/// block. The records of a replay's transcript are read back.
 pub(crate) fn host_messages(request: &Recorded) -> Vec<Value> {
     let all = request.field("/messages").and_then(Value::as_array);
     let mut messages = Vec::new();
@@ -153,6 +160,67 @@ pub(crate) fn host_messages(request: &Recorded) -> Vec<Value> {
             .unwrap()
             .retain(|block| !added(block));
         messages.push(message);
+    }
+    match is_transcript(request) {
+        true => transcribed(&messages[0]["content"].as_array().unwrap()[1..]),
+        false => messages,
+    }
+}
+
+/// Whether a request carries its history as one transcript.
+pub(crate) fn is_transcript(sent: &Recorded) -> bool {
+    let first = sent.field("/messages/0/content/0").unwrap();
+    record(first).is_some_and(|record| record["role"] == "header")
+}
+
+fn record(block: &Value) -> Option<Value> {
+    let text = block["text"].as_str()?;
+    serde_json::from_str::<Value>(text)
+        .ok()
+        .filter(Value::is_object)
+}
+
+fn transcribed(blocks: &[Value]) -> Vec<Value> {
+    let mut messages: Vec<Value> = Vec::new();
+    let mut blocks = blocks.iter().peekable();
+    while let Some(block) = blocks.next() {
+        let record = record(block).unwrap();
+        let mut behind = Vec::new();
+        while let Some(media) = blocks.next_if(|next| next["type"] != "text") {
+            behind.push(media.clone());
+        }
+        let parts = record["content"].as_array().unwrap().iter().map(|part| {
+            match part["type"].as_str().unwrap() {
+                "image" | "document" => {
+                    let at = part["block"].as_u64().unwrap();
+                    behind[usize::try_from(at).unwrap() - 1].clone()
+                }
+                "thinking" if part["redacted"] == true => json!({"type": "redacted_thinking"}),
+                "thinking" => json!({"type": "thinking", "thinking": part["text"]}),
+                "tool_call" => json!({
+                    "type": "tool_use", "id": part["id"], "name": part["name"],
+                    "input": part["arguments"],
+                }),
+                _ => part.clone(),
+            }
+        });
+        let mut content: Vec<Value> = parts.collect();
+        let role = match record["role"].as_str().unwrap() {
+            "tool" => {
+                content = vec![json!({
+                    "type": "tool_result", "tool_use_id": record["tool_call_id"],
+                    "content": content, "is_error": record["is_error"],
+                })];
+                "user"
+            }
+            role => role,
+        };
+        match messages.last_mut() {
+            Some(last) if last["role"] == role => {
+                last["content"].as_array_mut().unwrap().extend(content);
+            }
+            _ => messages.push(json!({"role": role, "content": content})),
+        }
     }
     messages
 }
@@ -235,6 +303,23 @@ impl Stage {
             lab_home: Some(self.path("home")),
             ..RelayOptions::default()
         }
+    }
+
+    /// Options for a replay.
+    pub(crate) fn replay_options(&self, history: History) -> ReplayOptions {
+        ReplayOptions {
+            history,
+            claude_path: Some(self.claude.clone()),
+            tool_server: Some(env!("CARGO_BIN_EXE_turnpass").into()),
+            inherited_credentials: InheritedCredentials::Strip,
+            lab_upstream: Some(LoopbackUrl::parse(&self.upstream.url()).unwrap()),
+            lab_home: Some(self.path("home")),
+            ..ReplayOptions::default()
+        }
+    }
+
+    pub(crate) fn replay(&self, history: History) -> Provider {
+        Provider::new(ReplayTransport::new(self.replay_options(history)).unwrap())
     }
 
     pub(crate) fn provider(&self, row: Row) -> Provider {

@@ -11,11 +11,13 @@ const STATES: [&str; 4] = ["done", "partly", "later", "not ours"];
 /// Where a statement was shown.
 const SHOWN: [&str; 5] = ["real", "measured", "scripted", "pure", "-"];
 /// Where the tests are that run on the real CLI.
-const ON_THE_REAL_CLI: [&str; 6] = [
+const ON_THE_REAL_CLI: [&str; 8] = [
     "crates/turnpass-cli/tests/pool_real/",
     "crates/turnpass-cli/tests/relay_real/",
+    "crates/turnpass-cli/tests/replay_real/",
     "crates/turnpass-cli/tests/services_real/",
     "crates/turnpass-cli/tests/tools_real.rs",
+    "crates/turnpass-cli/tests/tools_real/",
     "crates/turnpass-lab/tests/real_cli.rs",
     "crates/turnpass-lab/tests/production_shape.rs",
 ];

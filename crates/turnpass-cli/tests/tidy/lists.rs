@@ -47,6 +47,9 @@ pub(crate) const STARTS_TASKS: &[&str] = &[
     "crates/turnpass/src/pool/session.rs",
     "crates/turnpass/src/pool/status.rs",
     "crates/turnpass/src/pool/table.rs",
+    // The generations of a replay, and the end of each process with its files; shutdown joins both.
+    "crates/turnpass/src/replay/mod.rs",
+    "crates/turnpass/src/replay/running.rs",
     // Questions about use, and entries into the ledger, which shutdown joins; small files off the runtime's threads.
     "crates/turnpass/src/limits/guard.rs",
     "crates/turnpass/src/limits/book.rs",
@@ -87,6 +90,7 @@ pub(crate) const PURE: &[&str] = &[
     "crates/turnpass/src/tools/result.rs",
     "crates/turnpass/src/tools/schema.rs",
     "crates/turnpass/src/loopback/origin.rs",
+    "crates/turnpass/src/pool/transcript.rs",
     "crates/turnpass/src/relay/admission.rs",
     "crates/turnpass/src/relay/fit.rs",
     "crates/turnpass/src/relay/completion.rs",

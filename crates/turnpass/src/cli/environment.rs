@@ -251,27 +251,27 @@ pub const EVERYWHERE: &[Switch] = &[
     ),
 ];
 
-/// Set for the relay's processes as well.
+/// Set for the processes of relay and replay as well.
 pub const RELAY: &[Switch] = &[
     switch(
         "CLAUDE_CODE_MAX_RETRIES",
         "0",
-        "the relay admits one request; retrying is the host's",
+        "one request is one generation; retrying is the host's",
     ),
     switch(
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
         "1",
-        "no feature flags can change the isolation; the relay's processes are never asked for get_usage, which this empties",
+        "no feature flags can change the isolation; these processes are never asked for get_usage, which this empties",
     ),
     switch(
         "CLAUDE_CODE_DISABLE_ATTACHMENTS",
         "1",
-        "the CLI adds nothing to the placeholder, and removed tools leave the body (2.1.332)",
+        "the CLI adds nothing to what is said and reads no file that a text names, and removed tools leave the body (2.1.332)",
     ),
     switch(
         "CLAUDE_CODE_BLOCKING_LIMIT_OVERRIDE",
         "50000000",
-        "the CLI refuses locally near the window by its own history, which is not what is sent (2.1.332)",
+        "the CLI refuses locally near the window by an estimate of its own (2.1.332); the service knows",
     ),
 ];
 

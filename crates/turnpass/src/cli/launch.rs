@@ -265,6 +265,27 @@ pub struct Resume<'a> {
     pub model: &'a str,
 }
 
+/// A replay process: it is asked once.
+#[derive(Clone, Debug)]
+pub struct Replay<'a> {
+    /// The model.
+    pub model: &'a ModelId,
+    /// The effort, if the host asked for one; thinking off goes by the extra body.
+    pub effort: Option<Effort>,
+    /// Whether thinking summaries are asked for.
+    pub thinking: ThinkingDisplay,
+    /// The system prompt; empty for none.
+    pub system: &'a str,
+    /// The proposing tool server, if tools are offered by a process of its own.
+    pub server: Option<&'a McpServer>,
+    /// Members to add to the request's body, as the text of one JSON object (`CLAUDE_CODE_EXTRA_BODY`).
+    pub extra_body: Option<&'a str>,
+    /// How often the CLI may try again before the service has begun to answer.
+    pub retries: u32,
+    /// A laboratory upstream in place of the service.
+    pub upstream: Option<&'a str>,
+}
+
 /// A launch while it is put together.
 struct Draft<'a> {
     ground: &'a Ground,
@@ -446,6 +467,40 @@ fn uuid_of(text: &str) -> Result<&str> {
             "a session or message of the CLI is no uuid",
         )),
     }
+}
+
+/// The launch of a replay process.
+///
+/// # Errors
+///
+/// `request_invalid` for a model that cannot be named on a command line.
+pub fn replay(ground: &Ground, wanted: &Replay<'_>) -> Result<Launch> {
+    let mut draft = Draft::new(ground);
+    draft.words(OUTPUT);
+    draft.words(STREAM_INPUT);
+    draft.words(ISOLATION);
+    // Without a session the CLI also leaves images of user messages alone (2.1.294 to 2.1.332).
+    draft.words(&["--no-session-persistence", "--max-turns", "1"]);
+    draft.thinking(wanted.thinking);
+    model_words(&mut draft, wanted.model, wanted.effort)?;
+    draft.file("--system-prompt-file", SYSTEM_FILE, wanted.system.into());
+    let extra = wanted.extra_body;
+    let env: Vec<_> = extra
+        .map(|body| ("CLAUDE_CODE_EXTRA_BODY", body))
+        .into_iter()
+        .collect();
+    draft.settings(&env);
+    if let Some(server) = wanted.server {
+        let config = server.config().to_string();
+        draft.file("--mcp-config", MCP_FILE, config.into());
+    }
+    let mut environment = ground.environment.clone();
+    environment.apply(RELAY);
+    environment.set("CLAUDE_CODE_MAX_RETRIES", wanted.retries.to_string());
+    if let Some(upstream) = wanted.upstream {
+        environment.set("ANTHROPIC_BASE_URL", upstream);
+    }
+    draft.finish(environment, StdinMode::QUEUE)
 }
 
 /// The launch of a process that is only asked: control requests and no user line.

@@ -173,6 +173,189 @@ fn the_relays_warm_process_is_exactly_this() {
     assert_eq!(launch.files.len(), 1);
 }
 
+fn in_pool<'a>(change: impl FnOnce(&mut PoolProcess<'a>)) -> Result<Launch> {
+    let mut wanted = PoolProcess {
+        thinking: ThinkingDisplay::Omitted,
+        persists: true,
+        resume: None,
+        max_turns: None,
+        server: None,
+        base_url: None,
+    };
+    change(&mut wanted);
+    super::pool(&ground(), &wanted)
+}
+
+#[test]
+fn the_pools_process_is_exactly_this() {
+    let launch = in_pool(|_| ()).unwrap();
+    let warm = warm();
+    let shared = argv(&warm);
+    let end = shared
+        .iter()
+        .position(|word| *word == "--no-session-persistence");
+    let mut wanted = shared[..end.unwrap()].to_vec();
+    wanted.extend(["--system-prompt-snapshot", "off", "--allowedTools"]);
+    wanted.extend(["mcp__turnpass__*", "--settings"]);
+    wanted.push("/run/user/1000/turnpass-1-2-3/settings.json");
+    assert_eq!(argv(&launch), wanted);
+    assert_eq!(launch.stdin, StdinMode::QUEUE);
+    for (name, value) in [
+        ("CLAUDE_CODE_MAX_RETRIES", "0"),
+        ("MAX_MCP_OUTPUT_TOKENS", "250000"),
+    ] {
+        assert_eq!(launch.environment.get(name), Some(OsStr::new(value)));
+    }
+    assert_eq!(launch.environment.get("ANTHROPIC_BASE_URL"), None);
+    for (name, reason) in NEVER_SET {
+        assert_eq!(launch.environment.get(name), None, "{name}: {reason}");
+    }
+}
+
+#[test]
+fn a_conversation_is_taken_up_where_it_was_and_with_its_model() {
+    let (session, at) = (
+        "6f1f6f5e-7f0e-4f3a-9d52-0a4f6a0f3c11",
+        "00000000-7f0e-4f3a-9d52-0a4f6a0f3c11",
+    );
+    for fork in [false, true] {
+        let launch = in_pool(|wanted| {
+            wanted.resume = Some(Resume {
+                session,
+                at: Some(at),
+                model: "opus",
+                fork,
+            });
+        });
+        let launch = launch.unwrap();
+        let words = argv(&launch);
+        let begin = words.iter().position(|word| *word == "--resume").unwrap();
+        let mut wanted = vec!["--resume", session, "--resume-session-at", at];
+        wanted.extend(fork.then_some("--fork-session"));
+        wanted.extend(["--model", "opus", "--settings"]);
+        assert_eq!(words[begin..begin + wanted.len()], wanted);
+    }
+    for wrong in ["--x", "", "a b"] {
+        let refused = in_pool(|wanted| {
+            wanted.resume = Some(Resume {
+                session: wrong,
+                at: None,
+                model: "claude-sonnet-5-5",
+                fork: true,
+            });
+        });
+        assert_eq!(refused.unwrap_err().code(), ErrorCode::RequestInvalid);
+    }
+}
+
+#[test]
+fn what_a_pool_keeps_nowhere_and_its_rounds_are_flags() {
+    let server = McpServer::Http {
+        url: "http://127.0.0.1:1/mcp".into(),
+        bearer: Secret::new(*b"marker"),
+        timeout_ms: 600_000,
+    };
+    let launch = in_pool(|wanted| {
+        wanted.persists = false;
+        wanted.max_turns = Some(1);
+        wanted.server = Some(&server);
+    });
+    let launch = launch.unwrap();
+    let words = argv(&launch);
+    assert!(words.contains(&"--no-session-persistence"));
+    assert!(words.windows(2).any(|pair| pair == ["--max-turns", "1"]));
+    let entry = &json_file(&launch, "mcp.json")["mcpServers"]["turnpass"];
+    assert_eq!(entry["headers"]["Authorization"], "Bearer marker");
+    assert!(!format!("{launch:?}").contains("marker"));
+}
+
+fn replayed(change: impl FnOnce(&mut Replay<'_>)) -> Launch {
+    let (model, server) = (ModelId::from("claude-sonnet-5-5"), server());
+    let mut wanted = Replay {
+        model: &model,
+        effort: Some(Effort::High),
+        thinking: ThinkingDisplay::Summarized,
+        system: "SYSTEM",
+        server: Some(&server),
+        extra_body: None,
+        retries: 0,
+        upstream: None,
+    };
+    change(&mut wanted);
+    replay(&ground(), &wanted).unwrap()
+}
+
+#[test]
+fn the_replays_process_is_exactly_this() {
+    let launch = replayed(|_| ());
+    assert_eq!(
+        argv(&launch),
+        [
+            "-p",
+            "--output-format",
+            "stream-json",
+            "--verbose",
+            "--include-partial-messages",
+            "--input-format",
+            "stream-json",
+            "--tools",
+            "",
+            "--setting-sources=",
+            "--strict-mcp-config",
+            "--disable-slash-commands",
+            "--permission-mode",
+            "dontAsk",
+            "--no-chrome",
+            "--prompt-suggestions",
+            "false",
+            "--no-session-persistence",
+            "--max-turns",
+            "1",
+            "--thinking-display",
+            "summarized",
+            "--model",
+            "claude-sonnet-5-5",
+            "--effort",
+            "high",
+            "--system-prompt-file",
+            "/run/user/1000/turnpass-1-2-3/system.txt",
+            "--settings",
+            "/run/user/1000/turnpass-1-2-3/settings.json",
+            "--mcp-config",
+            "/run/user/1000/turnpass-1-2-3/mcp.json",
+        ]
+    );
+    assert_eq!(launch.stdin, StdinMode::QUEUE);
+    assert_eq!(file(&launch, "system.txt"), b"SYSTEM");
+    let variable = |launch: &Launch, name: &str| launch.environment.get(name).map(OsStr::to_owned);
+    assert_eq!(
+        variable(&launch, "CLAUDE_CODE_MAX_RETRIES"),
+        Some("0".into())
+    );
+    // It talks to the service by itself.
+    assert_eq!(variable(&launch, "ANTHROPIC_BASE_URL"), None);
+    for (name, _) in NEVER_SET {
+        assert_eq!(variable(&launch, name), None, "{name}");
+    }
+    let laboratory = replayed(|wanted| {
+        wanted.upstream = Some("http://127.0.0.1:1");
+        wanted.retries = 2;
+        wanted.extra_body = Some("{}");
+    });
+    assert_eq!(
+        variable(&laboratory, "ANTHROPIC_BASE_URL"),
+        Some("http://127.0.0.1:1".into())
+    );
+    assert_eq!(
+        variable(&laboratory, "CLAUDE_CODE_MAX_RETRIES"),
+        Some("2".into())
+    );
+    assert_eq!(
+        json_file(&laboratory, "settings.json")["env"],
+        json!({"CLAUDE_CODE_EXTRA_BODY": "{}"})
+    );
+}
+
 #[test]
 fn effort_and_thinking_in_the_clis_words() {
     let words = |effort, thinking| {

@@ -179,6 +179,18 @@ pub(super) fn content(out: &mut Vec<u8>, message: &Sendable<'_>, mark: Option<(u
     }
 }
 
+/// Appends one block.
+pub(crate) fn block_alone(out: &mut Vec<u8>, block: &Block) {
+    self::block(out, block);
+    out.push(b'}');
+}
+
+/// Appends one part of a tool result as a block.
+pub(crate) fn result_block_alone(out: &mut Vec<u8>, part: &ResultBlock) {
+    result_block(out, part);
+    out.push(b'}');
+}
+
 /// Appends a block without its closing brace.
 fn block(out: &mut Vec<u8>, block: &Block) {
     match block {
@@ -267,16 +279,20 @@ fn tool_result(out: &mut Vec<u8>, result: &ToolResult) {
         if n > 0 {
             out.push(b',');
         }
-        match part {
-            ResultBlock::Text { text } => self::text(out, text),
-            ResultBlock::Image(image) => self::image(out, image),
-            ResultBlock::Document(document) => self::document(out, document),
-        }
-        out.push(b'}');
+        result_block_alone(out, part);
     }
     out.push(b']');
     if result.is_error {
         out.extend_from_slice(br#","is_error":true"#);
+    }
+}
+
+/// Appends a part of a result without its closing brace.
+fn result_block(out: &mut Vec<u8>, part: &ResultBlock) {
+    match part {
+        ResultBlock::Text { text } => self::text(out, text),
+        ResultBlock::Image(image) => self::image(out, image),
+        ResultBlock::Document(document) => self::document(out, document),
     }
 }
 

@@ -22,9 +22,10 @@
 
 use serde_json::value::RawValue;
 
-use super::Role;
 use super::encode::{self, Ttl};
+use super::marks::one_mark;
 use super::normalise::{Normalised, Sendable};
+use super::{Block, Role};
 use crate::error::{Error, ErrorCode, Result};
 use crate::wire::control::{self, Line, UserContent, UserLine};
 
@@ -68,41 +69,82 @@ pub struct Stamp<'a> {
     pub mark: Option<(usize, Ttl)>,
 }
 
+/// The content of one message, encoded and not yet a line: what remains to be said is whose process takes it.
+#[derive(Clone, Debug)]
+pub struct Content {
+    role: Role,
+    json: Box<RawValue>,
+}
+
+impl Content {
+    /// Encodes a message; `mark` is the block that carries a cache mark. The CLI passes it on from a text or a result,
+    /// not from an image.
+    ///
+    /// # Errors
+    ///
+    /// `internal`.
+    pub fn of(message: &Sendable<'_>, mark: Option<(usize, Ttl)>) -> Result<Self> {
+        let mut json = vec![b'['];
+        encode::content(&mut json, message, mark);
+        json.push(b']');
+        Ok(Self {
+            role: message.role,
+            json: raw(json)?,
+        })
+    }
+
+    /// Whose message it is.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Its size as JSON, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.json.get().len()
+    }
+
+    /// The content as a frame.
+    ///
+    /// # Errors
+    ///
+    /// `request_invalid` for an assistant message that is to ask: the service wants the last message to be the user's.
+    pub fn frame(&self, kind: Kind, id: &str, model: &str) -> Result<Frame> {
+        let line = match (self.role, kind) {
+            (Role::Assistant, Kind::History) => control::assistant_line(id, model, &self.json),
+            (Role::Assistant, Kind::Asks) => {
+                return Err(Error::new(
+                    ErrorCode::RequestInvalid,
+                    "messages: an answer cannot be what is asked",
+                ));
+            }
+            // A normalised conversation has no system messages.
+            (Role::User | Role::System, _) => control::user_line(&UserLine {
+                uuid: id,
+                content: UserContent::Blocks(&self.json),
+                asks: kind == Kind::Asks,
+            }),
+        };
+        Ok(Frame {
+            line,
+            role: self.role,
+            kind,
+        })
+    }
+}
+
 /// One message as a frame.
 ///
 /// # Errors
 ///
-/// `request_invalid` for an assistant message that is to ask: the service wants the last message to be the user's.
+/// As [`Content::frame`].
 pub fn frame(message: &Sendable<'_>, kind: Kind, stamp: &Stamp<'_>) -> Result<Frame> {
-    let content = content(message, stamp.mark)?;
-    let line = match (message.role, kind) {
-        (Role::Assistant, Kind::History) => {
-            control::assistant_line(stamp.id, stamp.model, &content)
-        }
-        (Role::Assistant, Kind::Asks) => {
-            return Err(Error::new(
-                ErrorCode::RequestInvalid,
-                "messages: an answer cannot be what is asked",
-            ));
-        }
-        // A normalised conversation has no system messages.
-        (Role::User | Role::System, _) => control::user_line(&UserLine {
-            uuid: stamp.id,
-            content: UserContent::Blocks(&content),
-            asks: kind == Kind::Asks,
-        }),
-    };
-    Ok(Frame {
-        line,
-        role: message.role,
-        kind,
-    })
+    Content::of(message, stamp.mark)?.frame(kind, stamp.id, stamp.model)
 }
 
 /// A whole conversation as frames, one by one: the last one asks.
 ///
-/// Lazy, so that only one line is in memory besides the conversation. `id` makes the id of each message, `mark` stands on
-/// the last block of the last message that the CLI passes a mark on from, if any.
+/// Lazy, so that only one line is in memory besides the conversation. `id` makes the id of each message; the mark stands
+/// where [`mark_place`] says.
 pub fn frames<'a>(
     conversation: &'a Normalised<'_>,
     model: &'a str,
@@ -110,42 +152,63 @@ pub fn frames<'a>(
     mut id: impl FnMut(Role) -> String + 'a,
 ) -> impl Iterator<Item = Result<Frame>> + 'a {
     let last = conversation.messages.len().saturating_sub(1);
+    let place = mark_place(conversation).filter(|_| mark != Ttl::None);
     conversation
         .messages
         .iter()
         .enumerate()
         .map(move |(n, message)| {
-            let (kind, mark) = if n == last {
-                (Kind::Asks, markable(message).map(|block| (block, mark)))
-            } else {
-                (Kind::History, None)
+            let kind = match n == last {
+                true => Kind::Asks,
+                false => Kind::History,
             };
             let id = id(message.role);
-            frame(
-                message,
-                kind,
-                &Stamp {
-                    id: &id,
-                    model,
-                    mark: mark.filter(|(_, ttl)| *ttl != Ttl::None),
-                },
-            )
+            let stamp = Stamp {
+                id: &id,
+                model,
+                mark: place
+                    .filter(|(at, _)| *at == n)
+                    .map(|(_, block)| (block, mark)),
+            };
+            frame(message, kind, &stamp)
         })
 }
 
-/// The last block from which the CLI passes a mark on: a text or a result. An image's is dropped (2.1.283 to 2.1.332).
-pub fn markable(message: &Sendable<'_>) -> Option<usize> {
-    message.content.iter().rposition(|block| match &**block {
-        super::Block::Text { text } => !text.is_empty(),
-        super::Block::ToolResult(_) => true,
-        _ => false,
-    })
+/// Every message's content, with the mark where [`mark_place`] says.
+///
+/// # Errors
+///
+/// `internal`.
+pub fn contents(conversation: &Normalised<'_>, mark: Ttl) -> Result<Vec<Content>> {
+    let place = mark_place(conversation).filter(|_| mark != Ttl::None);
+    let messages = conversation.messages.iter().enumerate();
+    messages
+        .map(|(n, message)| {
+            let mark = place
+                .filter(|(at, _)| *at == n)
+                .map(|(_, block)| (block, mark));
+            Content::of(message, mark)
+        })
+        .collect()
 }
 
-fn content(message: &Sendable<'_>, mark: Option<(usize, Ttl)>) -> Result<Box<RawValue>> {
-    let mut json = vec![b'['];
-    encode::content(&mut json, message, mark);
-    json.push(b']');
+/// The message and the block that carry the one mark that is left; see [`super::marks`].
+pub fn mark_place(conversation: &Normalised<'_>) -> Option<(usize, usize)> {
+    // The CLI passes a mark on from a text or a result, not from an image (2.1.283 to 2.1.332).
+    let markable = |block: &Block| match block {
+        Block::Text { text } => !text.is_empty(),
+        Block::ToolResult(_) => true,
+        _ => false,
+    };
+    let messages = conversation.messages.iter().map(|message| {
+        let asks = message.role == Role::User;
+        let blocks = message.content.iter();
+        (asks, blocks.map(|block| asks && markable(block)).collect())
+    });
+    one_mark(messages)
+}
+
+fn raw(json: Vec<u8>) -> Result<Box<RawValue>> {
     let unreadable = || Error::new(ErrorCode::Internal, "a message did not become JSON");
     let json = String::from_utf8(json).map_err(|_| unreadable())?;
     RawValue::from_string(json).map_err(|_| unreadable())

@@ -6,6 +6,7 @@
 pub mod digest;
 pub mod encode;
 pub mod frames;
+pub mod marks;
 pub mod names;
 pub mod normalise;
 

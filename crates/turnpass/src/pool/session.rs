@@ -3,6 +3,10 @@
 //! It speaks with the CLI and knows nothing of hosts: it sets the process up, delivers messages, answers calls, waits for
 //! what is said, and takes a turn back. What is to be done is decided elsewhere.
 
+mod controls;
+mod tools;
+mod turns;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
@@ -218,29 +222,9 @@ impl Session {
         self.record.len() > self.turn_at + 1
     }
 
-    /// Whether a control request waits for its answer.
-    pub(crate) fn is_owed_an_answer(&self) -> bool {
-        self.asked.values().any(Option::is_none)
-    }
-
     /// Whether the process still runs.
     pub(crate) fn is_alive(&self) -> bool {
         self.group.exit().is_none()
-    }
-
-    /// Calls that wait for the host's results.
-    pub(crate) fn awaited(&self) -> Vec<ToolUseId> {
-        self.pairing.awaited().cloned().collect()
-    }
-
-    /// The model's message has ended with these calls.
-    pub(crate) fn announce(&mut self, calls: &[ToolUseId]) {
-        for call in calls {
-            let announced = self.pairing.announce(call);
-            if let pairing::Announced::Refused(why) = announced {
-                tracing::warn!(?why, "a call of the model cannot be paired");
-            }
-        }
     }
 
     /// Sets a process up that was told nothing yet, or changes one that was. Nothing is waited for: the CLI takes lines in
@@ -268,195 +252,6 @@ impl Session {
         }
         self.fit = Some(wanted.clone());
         Ok(())
-    }
-
-    /// Lets the CLI send its next request: the host has spoken. Goes into the same pipe, before what it is to send.
-    pub(crate) fn open_gate(&mut self) -> Result<()> {
-        self.set_gate(GATE_OPEN)?;
-        self.closing = None;
-        Ok(())
-    }
-
-    /// From here on the CLI refuses by itself whatever it would send in this turn: it asks again after an answer that is
-    /// cut, empty or refused, and after calls that it does not issue, within some 10 ms, and an interrupt comes too late in
-    /// every fifth case (2.1.294, 2.1.310, 2.1.332; refused so, none of 36 tries a version).
-    pub(crate) fn close_gate(&mut self) -> Result<()> {
-        self.closing = self.set_gate(GATE_CLOSED)?;
-        Ok(())
-    }
-
-    /// Whether the CLI has taken the closing. Before that a short answer may be followed by a request of its own.
-    pub(crate) fn is_shut(&self) -> bool {
-        self.gate == GATE_CLOSED && self.closing.is_none()
-    }
-
-    fn set_gate(&mut self, tokens: &'static str) -> Result<Option<String>> {
-        if self.gate == tokens {
-            return Ok(self.closing.take());
-        }
-        let extra = self.fit.as_ref().map_or("{}", |fit| fit.extra.as_str());
-        let settings = to_raw_value(&json!({
-            "env": {"CLAUDE_CODE_EXTRA_BODY": extra, "CLAUDE_CODE_BLOCKING_LIMIT_OVERRIDE": tokens},
-        }));
-        let settings =
-            settings.map_err(|_| Error::new(ErrorCode::Internal, "settings are not JSON"))?;
-        let id = self.next_control()?;
-        let request = ControlRequest::ApplyFlagSettings {
-            settings: &settings,
-        };
-        self.group
-            .stdin()
-            .write(control::control_request(&id, &request).into_bytes())?;
-        self.gate = tokens;
-        Ok(Some(id))
-    }
-
-    /// Writes the line that asks, after what has to come right before it. A turn runs from here on.
-    pub(crate) fn ask(&mut self, lines: Vec<u8>, uuid: Uuid, turn_at: usize) -> Result<()> {
-        // The first call may follow at once.
-        self.pairing.begin();
-        self.group.stdin().write(lines)?;
-        self.turn_at = turn_at;
-        self.line = Some(uuid.hyphenated().to_string());
-        self.last_line.clone_from(&self.line);
-        self.phase = Phase::Running;
-        Ok(())
-    }
-
-    /// Writes a line that asks and belongs to the turn that was ended with results: to take it back is to take back that
-    /// turn as well.
-    pub(crate) fn ask_on(&mut self, line: Bytes, uuid: Uuid) -> Result<()> {
-        self.pairing.begin();
-        self.group.stdin().write(line)?;
-        self.last_line = Some(uuid.hyphenated().to_string());
-        self.phase = Phase::Running;
-        Ok(())
-    }
-
-    /// Gives the CLI lines of the history that end with a user line, and waits until it has that.
-    pub(crate) async fn tell(&mut self, lines: Vec<u8>) -> Result<()> {
-        self.group.stdin().write(lines)?;
-        let taken = async {
-            loop {
-                match self.next(None).await? {
-                    Heard::Result(Verdict::Acknowledged) => return Ok(()),
-                    Heard::Init { .. } if self.is_lost => return Err(lost()),
-                    Heard::Init {
-                        verdict: InitVerdict::Refused(error),
-                        ..
-                    } => return Err(error),
-                    Heard::Init {
-                        verdict: InitVerdict::BuiltinPlugins(plugins),
-                        ..
-                    } => {
-                        self.slipped = Some(plugins);
-                        let what = "a built-in plugin is active";
-                        return Err(Error::new(ErrorCode::IsolationCustomizations, what));
-                    }
-                    Heard::Result(_) => {
-                        let what = "the CLI did not take a message of the history as one";
-                        return Err(Error::new(ErrorCode::ProtocolResult, what));
-                    }
-                    _ => {}
-                }
-            }
-        };
-        match tokio::time::timeout(FRAME_LIMIT, taken).await {
-            Ok(taken) => taken,
-            Err(_) => Err(late("take a message of the history", FRAME_LIMIT)),
-        }
-    }
-
-    /// Gives the host's result of a call.
-    pub(crate) fn answer(&mut self, result: ToolResult) -> Result<()> {
-        match self.pairing.give(result) {
-            Given::Answered(answer) => self.write_answer(&answer, false),
-            // The plan saw to it that all awaited calls and no others are answered.
-            _ => Ok(()),
-        }
-    }
-
-    /// Whether results can be given so that the CLI ends its turn with them: every call is here, since one that came later
-    /// would not get its result any more, and one of the results is no error.
-    pub(crate) fn can_end_with(&mut self, results: &[&ToolResult]) -> Result<bool> {
-        while let Some(occurrence) = self.carrier.waiting() {
-            self.occurred(occurrence)?;
-        }
-        let is_open = |id: &ToolUseId| self.pairing.open().any(|open| open == id);
-        Ok(self.pairing.awaited().all(is_open)
-            && results
-                .iter()
-                .any(|result| !result.is_error && is_open(&result.id)))
-    }
-
-    /// Gives results after which the CLI ends its turn without a request, so that what the host says beside them can
-    /// follow as a line of its own, in one message with them (2.1.294, 2.1.310, 2.1.332).
-    pub(crate) fn answer_and_end(&mut self, results: &[&ToolResult]) -> Result<()> {
-        let mut has_ended = false;
-        for result in results {
-            let Given::Answered(answer) = self.pairing.give((*result).clone()) else {
-                continue;
-            };
-            let ends = !has_ended && !answer.result.is_error;
-            has_ended |= ends;
-            self.write_answer(&answer, ends)?;
-        }
-        self.ended_turns += 1;
-        Ok(())
-    }
-
-    fn write_answer(&self, answer: &pairing::Answer<Address>, ends: bool) -> Result<()> {
-        let stdin = self.group.stdin();
-        self.carrier.answer(stdin, &answer.to, &answer.result, ends)
-    }
-
-    /// Waits until what goes another way than lines do may be given: the CLI has taken what was written before.
-    pub(crate) async fn before_answers(&mut self) -> Result<()> {
-        match self.carrier.is_apart() {
-            true => self.settled().await,
-            false => Ok(()),
-        }
-    }
-
-    /// Waits until a line may follow answers that went another way: the CLI has ended the turn that they end. A line that
-    /// it reads before would get its own words around it.
-    pub(crate) async fn after_last_answers(&mut self) -> Result<()> {
-        if !self.carrier.is_apart() {
-            return Ok(());
-        }
-        let ended = async {
-            while self.ended_turns > 0 {
-                self.next(None).await?;
-            }
-            Ok(())
-        };
-        match tokio::time::timeout(TURN_END_LIMIT, ended).await {
-            Ok(ended) => ended,
-            Err(_) => Err(late("end its turn with results", TURN_END_LIMIT)),
-        }
-    }
-
-    /// Asks a control request and waits for its answer; what is said meanwhile is taken note of and otherwise dropped, so
-    /// this is only for times when no answer of the model is awaited.
-    pub(crate) async fn control(&mut self, request: &ControlRequest<'_>) -> Result<Box<RawValue>> {
-        let id = self.next_control()?;
-        self.group
-            .stdin()
-            .write(control::control_request(&id, request).into_bytes())?;
-        let answered = async {
-            loop {
-                if let Some(Some(outcome)) = self.asked.get(&id) {
-                    let outcome = outcome.clone();
-                    self.asked.remove(&id);
-                    return outcome.map_err(refused);
-                }
-                self.next(None).await?;
-            }
-        };
-        match tokio::time::timeout(CONTROL_TIMEOUT, answered).await {
-            Ok(answer) => answer,
-            Err(_) => Err(late("answer a control request", CONTROL_TIMEOUT)),
-        }
     }
 
     /// The next thing that the CLI says which anybody has to know; calls of tools and answers to control requests are
@@ -541,83 +336,9 @@ impl Session {
         }
     }
 
-    fn turn_is_over(&mut self) {
-        self.phase = Phase::Idle;
-        for answer in self.pairing.close().answers {
-            // The CLI ignores an answer to a call that it has given up (2.1.332); a closed pipe needs none.
-            let _ = self.write_answer(&answer, false);
-        }
-    }
-
     /// Built-in plugins that slipped through, which were noticed while the history was told.
     pub(crate) fn slipped_through(&mut self) -> Option<Vec<String>> {
         self.slipped.take()
-    }
-
-    /// Waits until the CLI has the host's tools, all of them and no others, before it is told anything.
-    ///
-    /// # Errors
-    ///
-    /// `mcp_startup`, `isolation_mcp` or `isolation_tools`.
-    pub(crate) async fn check_tools(&mut self, catalogue: &Catalogue) -> Result<()> {
-        if catalogue.is_empty() {
-            return Ok(());
-        }
-        // Before the CLI has taken the tools over it lists none (2.1.294 to 2.1.332).
-        self.settled().await?;
-        let reply = tokio::time::timeout(TOOLS_LIMIT, self.connected()).await;
-        let reply = reply.map_err(|_| {
-            let limit = TOOLS_LIMIT.as_secs();
-            let what = format!("the CLI did not fetch the tools within {limit} s");
-            Error::new(ErrorCode::McpStartup, what)
-        })??;
-        let [server] = reply.servers.as_slice() else {
-            let what = format!("the CLI has {} tool servers", reply.servers.len());
-            return Err(Error::new(ErrorCode::IsolationMcp, what));
-        };
-        if server.name != MCP_SERVER {
-            let what = "the CLI has another tool server than the host's";
-            return Err(Error::new(ErrorCode::IsolationMcp, what));
-        }
-        if server.status != "connected" {
-            let what = format!("the tool server is {:?}", names::shown(&server.status));
-            return Err(Error::new(ErrorCode::McpStartup, what));
-        }
-        let prefix = format!("mcp__{MCP_SERVER}__");
-        let listed: Vec<String> = server
-            .tools
-            .iter()
-            .flatten()
-            .map(|tool| match tool.name.starts_with(&prefix) {
-                true => tool.name.clone(),
-                false => format!("{prefix}{}", tool.name),
-            })
-            .collect();
-        let listed = listed.iter().map(String::as_str);
-        check_tools(listed, catalogue.expected_tool_names()).into_result()
-    }
-
-    /// What the CLI says of its tool servers once none of them is on its way.
-    async fn connected(&mut self) -> Result<McpStatusReply> {
-        loop {
-            let reply = self.control(&ControlRequest::McpStatus {}).await?;
-            let reply: McpStatusReply = serde_json::from_str(reply.get()).map_err(|_| {
-                let what = "the CLI's answer to mcp_status has an unknown shape";
-                Error::new(ErrorCode::ProtocolShape, what)
-            })?;
-            if !reply
-                .servers
-                .iter()
-                .any(|server| server.status == "pending")
-            {
-                return Ok(reply);
-            }
-            match self.carrier.is_listed() {
-                // It tells nobody when it has taken over what it fetched.
-                true => tokio::time::sleep(TOOLS_PAUSE).await,
-                false => drop(self.next(None).await?),
-            }
-        }
     }
 
     /// Whether requests for this model are for the one that the process serves: the same name, or its resolved id.
@@ -649,203 +370,9 @@ impl Session {
         }
     }
 
-    /// Lets a process that was told nothing yet finish its start, so that whoever takes it need not wait for that.
-    pub(crate) async fn warm_up(&mut self) -> Result<()> {
-        self.control(&ControlRequest::GetSettings {})
-            .await
-            .map(drop)
-    }
-
     /// Whether the isolation of this process was seen to hold.
     pub(crate) fn is_isolated(&self) -> bool {
         self.isolated
-    }
-
-    fn next_control(&mut self) -> Result<String> {
-        if self.asked.len() >= MAX_PENDING {
-            let what = format!("{MAX_PENDING} control requests wait for an answer already");
-            return Err(Error::new(ErrorCode::ControlTimeout, what));
-        }
-        let id = self.ids.next_id();
-        self.asked.insert(id.clone(), None);
-        Ok(id)
-    }
-
-    fn controlled(&mut self, id: &str, outcome: Result<Box<RawValue>, String>) {
-        if self.closing.as_deref() == Some(id) {
-            self.closing = None;
-        }
-        // An answer to nothing that we asked is dropped.
-        if let Some(slot) = self.asked.get_mut(id) {
-            *slot = Some(outcome);
-        }
-    }
-
-    /// Waits until every control request is answered.
-    async fn settled(&mut self) -> Result<()> {
-        let answered = async {
-            while self.asked.values().any(Option::is_none) {
-                self.next(None).await?;
-            }
-            self.settle_controls()
-        };
-        match tokio::time::timeout(CONTROL_TIMEOUT, answered).await {
-            Ok(answered) => answered,
-            Err(_) => Err(late("answer a control request", CONTROL_TIMEOUT)),
-        }
-    }
-
-    /// Takes note of the answers to requests that nobody waits for one by one.
-    ///
-    /// # Errors
-    ///
-    /// `version_incompatible` when one was refused.
-    pub(crate) fn settle_controls(&mut self) -> Result<()> {
-        let answered: Vec<_> = self
-            .asked
-            .iter()
-            .filter(|(_, outcome)| outcome.is_some())
-            .map(|(id, _)| id.clone())
-            .collect();
-        for id in answered {
-            if let Some(Some(Err(why))) = self.asked.remove(&id) {
-                return Err(refused(why));
-            }
-        }
-        Ok(())
-    }
-
-    fn called(&mut self, record: &Bytes) -> Result<()> {
-        let Some(wrapped) = in_band::unwrap(record) else {
-            return Ok(());
-        };
-        let address = wrapped.return_address();
-        let Carrier::InBand(Some(server)) = &mut self.carrier else {
-            let mut line = in_band::wrap_error(&address, "no MCP server of that name is here");
-            line.push(b'\n');
-            self.group.stdin().write(line)?;
-            return Ok(());
-        };
-        let reply = wrapped.handle(server);
-        if let Some(mut message) = reply.message {
-            message.push(b'\n');
-            self.group.stdin().write(message)?;
-        }
-        match reply.occurrence {
-            Occurrence::Call(call) => {
-                self.arrived(call.tool_use_id, Address::InBand(address, call.rpc_id))
-            }
-            Occurrence::Cancelled(id) => {
-                self.given_up(|to| matches!(to, Address::InBand(_, of) if *of == id))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn occurred(&mut self, occurrence: http::Occurrence) -> Result<()> {
-        match occurrence {
-            http::Occurrence::Call { call, to } => {
-                self.arrived(call.tool_use_id, Address::Http(to))
-            }
-            http::Occurrence::Cancelled(to) => self.given_up(|of| *of == Address::Http(to)),
-            http::Occurrence::Listed | http::Occurrence::Violation(_) => Ok(()),
-        }
-    }
-
-    fn arrived(&mut self, id: Option<ToolUseId>, to: Address) -> Result<()> {
-        match self.pairing.arrived(id, to) {
-            Arrived::Waits | Arrived::Parked => Ok(()),
-            Arrived::Answered(answer) | Arrived::Refused(_, answer) => {
-                self.write_answer(&answer, false)
-            }
-        }
-    }
-
-    fn given_up(&mut self, is: impl Fn(&Address) -> bool) -> Result<()> {
-        match self.pairing.cancelled(is) {
-            Some(answer) => self.write_answer(&answer, false),
-            None => Ok(()),
-        }
-    }
-
-    /// Takes the running turn back: interrupts it, waits for its end, and removes everything from its first line on from
-    /// the CLI's conversation.
-    ///
-    /// # Errors
-    ///
-    /// Whatever goes wrong means that the CLI's conversation is not known any more: the process is to be ended.
-    pub(crate) async fn undo(&mut self) -> Result<()> {
-        let Some((line, last)) = self.line.clone().zip(self.last_line.clone()) else {
-            return Ok(());
-        };
-        let began = self.end_turn(&last).await?;
-        self.rewind_to(&line, &last, began).await
-    }
-
-    /// Takes a parked turn back, as the plan says, and the record with it.
-    pub(crate) async fn rewind(&mut self, rewind: &sync::Rewind) -> Result<()> {
-        let to = rewind.to.hyphenated().to_string();
-        let last = self.last_line.clone().unwrap_or_else(|| to.clone());
-        let began = self.end_turn(&last).await?;
-        self.rewind_to(&to, &last, began).await?;
-        self.record.cut(rewind.len);
-        Ok(())
-    }
-
-    /// Whether the turn had begun: a line that was taken out of the queue is nowhere in the conversation.
-    async fn end_turn(&mut self, line: &str) -> Result<bool> {
-        match self.phase {
-            Phase::Idle => Ok(true),
-            Phase::Running => self.interrupt(line).await,
-        }
-    }
-
-    async fn rewind_to(&mut self, line: &str, last_seen: &str, began: bool) -> Result<()> {
-        let rewind = ControlRequest::RewindConversation {
-            target_message_uuid: line,
-            last_seen_user_message_uuid: Some(last_seen),
-        };
-        let reply = self.control(&rewind).await?;
-        let reply: RewindReply = serde_json::from_str(reply.get()).map_err(|_| {
-            let what = "the CLI's answer to rewind_conversation has an unknown shape";
-            Error::new(ErrorCode::ProtocolShape, what)
-        })?;
-        let was_never = !began && reply.reason.as_deref() == Some("target_not_found");
-        match reply.rewound || was_never {
-            true => Ok(()),
-            false => Err(Error::new(
-                ErrorCode::ProtocolResult,
-                "the CLI did not take its last turn back",
-            )),
-        }
-    }
-
-    async fn interrupt(&mut self, line: &str) -> Result<bool> {
-        let id = self.next_control()?;
-        let request = ControlRequest::Interrupt {
-            cancel_queued: true,
-        };
-        self.group
-            .stdin()
-            .write(control::control_request(&id, &request).into_bytes())?;
-        let ended = async {
-            let mut began = true;
-            while self.phase != Phase::Idle {
-                match self.next(None).await? {
-                    Heard::Cancelled { uuid } if uuid == line => {
-                        began = false;
-                        self.turn_is_over();
-                    }
-                    _ => {}
-                }
-            }
-            Ok::<_, Error>(began)
-        };
-        let began = tokio::time::timeout(INTERRUPT_LIMIT, ended)
-            .await
-            .map_err(|_| late("end an interrupted turn", INTERRUPT_LIMIT))??;
-        self.asked.remove(&id);
-        Ok(began)
     }
 
     async fn gone(&mut self) -> Error {
@@ -864,6 +391,11 @@ impl Session {
 
     /// Ends the process within the policy's bounds, then removes its files.
     pub(crate) async fn end(self, policy: EndPolicy) -> Result<Exit> {
+        let unknown = self.hearing.unknown();
+        if unknown > 0 {
+            // Skipped, never fatal; `-v` shows that there was something new.
+            tracing::info!(unknown, "the CLI said what this version does not know");
+        }
         let Self {
             group,
             removed,

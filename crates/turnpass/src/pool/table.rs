@@ -55,7 +55,7 @@ pub(crate) struct Table {
 /// A process that was told nothing yet.
 #[derive(Debug)]
 enum Spare {
-    Coming(Shape),
+    Coming,
     Ready(Box<Session>, String),
 }
 
@@ -180,14 +180,14 @@ impl Table {
         {
             let mut spare = self.spare();
             match &*spare {
-                Some(Spare::Coming(_)) => return,
+                Some(Spare::Coming) => return,
                 Some(Spare::Ready(session, _)) if session.shape == *shape => return,
                 _ => {}
             }
             let Some(place) = self.places.take() else {
                 return;
             };
-            if let Some(Spare::Ready(session, _)) = spare.replace(Spare::Coming(shape.clone())) {
+            if let Some(Spare::Ready(session, _)) = spare.replace(Spare::Coming) {
                 self.end(*session);
             }
             self.spawn_spare(shape.clone(), place);
@@ -465,7 +465,7 @@ impl Coming<'_> {
 impl Drop for Coming<'_> {
     fn drop(&mut self) {
         let mut spare = self.0.spare();
-        if matches!(&*spare, Some(Spare::Coming(_))) {
+        if matches!(&*spare, Some(Spare::Coming)) {
             *spare = None;
         }
     }

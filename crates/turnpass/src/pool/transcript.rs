@@ -66,12 +66,12 @@ struct Transcript<'a> {
 }
 
 impl<'a> Transcript<'a> {
-    fn block(&mut self, role: Role, block: &'a Cow<'a, Block>) {
+    fn block(&mut self, role: Role, block: &'a Block) {
         let whose = match role {
             Role::Assistant => "assistant",
             Role::User | Role::System => "user",
         };
-        match &**block {
+        match block {
             Block::Text { text } => {
                 self.heading(&format!("{whose}:"));
                 self.quoted(text);

@@ -43,6 +43,11 @@ pub(crate) fn failed_answer(status: StatusCode, headers: &HeaderMap, body: &[u8]
     }
 }
 
+/// The error for a failed answer of which only the status and the service's words are known.
+pub(crate) fn told(status: u16, body: &ErrorBody) -> Error {
+    classify(status, body, None).with_status(status)
+}
+
 /// The error for an `error` event inside of a 200 answer.
 pub(crate) fn error_event(body: &ErrorBody) -> Error {
     let status = match body.kind.as_str() {

@@ -29,7 +29,7 @@ pub(crate) mod fit;
 mod kept;
 mod lane;
 mod launcher;
-mod native;
+pub(crate) mod native;
 pub(crate) mod notices;
 mod options;
 pub(crate) mod prepared;

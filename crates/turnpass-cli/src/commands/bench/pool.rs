@@ -8,7 +8,7 @@ use turnpass::request::TransportSession;
 use super::bed::{Bed, Ground, Make, Seen, row};
 use super::figures::{Goal, Outcome, Row, Spread};
 use super::scenes::{fresh, one_each, shares, shares_since};
-use super::talk::{self, SHORT, Words};
+use super::talk::{SHORT, Words};
 use super::tap::Kind;
 use crate::exit::Fault;
 

@@ -103,19 +103,29 @@ context-management-2025-06-27,per-turn-control-2026-07-01,mid-conversation-tool-
 thinking-token-count-2026-05-13,effort-2025-11-24,thinking-display-updates-2026-08-18,\
 extended-cache-ttl-2025-04-11";
 
-/// Three hex digits of it depend on the text of the first user message, as in the real CLI.
+/// Three hex digits of it depend on the first text block of the first user message, as in the real CLI (2.1.294, 2.1.332).
 fn billing_line(state: &State) -> String {
     let first = state
         .history
         .iter()
         .find(|entry| entry.message["role"] == "user");
     let text = first
-        .map(|entry| text_of(&entry.message["content"]))
+        .map(|entry| first_text_of(&entry.message["content"]))
         .unwrap_or_default();
     let digest = Sha256::digest(format!("{}{text}", state.version).as_bytes());
     let tag = u16::from_be_bytes([digest[0], digest[1]]) >> 4;
     let version = &state.version;
     format!("x-anthropic-billing-header: cc_version={version}.{tag:03x}; cc_entrypoint=sdk-cli;")
+}
+
+fn first_text_of(content: &Value) -> String {
+    match content {
+        Value::Array(blocks) => {
+            let text = blocks.iter().find_map(|block| block["text"].as_str());
+            text.unwrap_or_default().to_owned()
+        }
+        other => text_of(other),
+    }
 }
 
 /// The text of a content, its blocks joined.

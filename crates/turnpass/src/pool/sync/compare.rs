@@ -82,7 +82,7 @@ pub(super) enum Atom<'a> {
         result: bool,
     },
     /// An image of the user's, or of a result.
-    Image { source: &'a Source, result: bool },
+    Image { source: &'a Source },
     /// A result's beginning; its content follows.
     Result { id: &'a str, is_error: bool },
     /// A result that the CLI wrote itself; nothing of it follows.
@@ -156,7 +156,7 @@ impl<'a> Reader<'a> {
         for (place, block) in content.iter().enumerate() {
             match block.borrow() {
                 Block::Text { text } => self.text(text, false),
-                Block::Image(image) => self.image(&image.source, false),
+                Block::Image(image) => self.image(&image.source),
                 Block::Document(document) => self.document(document, false),
                 Block::ToolResult(result) => {
                     let id = &result.id.0;
@@ -169,7 +169,7 @@ impl<'a> Reader<'a> {
                     for part in &result.content {
                         match part {
                             ResultBlock::Text { text } => self.text(text, true),
-                            ResultBlock::Image(image) => self.image(&image.source, true),
+                            ResultBlock::Image(image) => self.image(&image.source),
                             ResultBlock::Document(document) => self.document(document, true),
                         }
                     }
@@ -185,8 +185,8 @@ impl<'a> Reader<'a> {
         self.atoms.push(Atom::Text { text, result });
     }
 
-    fn image(&mut self, source: &'a Source, result: bool) {
-        self.atoms.push(Atom::Image { source, result });
+    fn image(&mut self, source: &'a Source) {
+        self.atoms.push(Atom::Image { source });
     }
 
     fn document(&mut self, document: &'a Document, result: bool) {
@@ -203,7 +203,7 @@ impl<'a> Reader<'a> {
         (0..)
             .zip(&self.atoms)
             .filter_map(|(place, atom)| match atom {
-                Atom::Image { source, .. } => Some((place, picture(hash, source))),
+                Atom::Image { source } => Some((place, picture(hash, source))),
                 _ => None,
             })
             .collect()
@@ -224,7 +224,7 @@ impl<'a> Reader<'a> {
             // Some are gone without a trace: those that are left stand in the recorded order.
             let mut recorded = pictures.iter();
             let fits = self.atoms.iter().all(|atom| match atom {
-                Atom::Image { source, .. } => recorded.any(|(_, picture)| same(source, picture)),
+                Atom::Image { source } => recorded.any(|(_, picture)| same(source, picture)),
                 _ => true,
             });
             self.atoms.retain(|atom| !is_image(atom));
@@ -239,7 +239,7 @@ impl<'a> Reader<'a> {
             place += 1;
             fits &= match (picture, atom) {
                 (None, atom) => !is_image(atom),
-                (Some((_, picture)), Atom::Image { source, .. }) => same(source, picture),
+                (Some((_, picture)), Atom::Image { source }) => same(source, picture),
                 (Some(_), Atom::Text { text, .. }) => is_placeholder(text),
                 (Some(_), _) => false,
             };

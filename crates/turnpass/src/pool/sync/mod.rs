@@ -27,5 +27,5 @@ mod simulation_tests;
 mod state_tests;
 
 pub(crate) use plan::{Asked, Base, Deliver, Given, Live, Parked, Plan, Rewind, Settings, plan};
-pub(crate) use record::{Point, Record};
-pub(crate) use state::{Owner, Stored, Unusable, decode, encode};
+pub(crate) use record::Record;
+pub(crate) use state::{Owner, Unusable, decode, encode};

@@ -328,7 +328,7 @@ fn points_are_where_no_call_is_open_and_go_with_a_cut() {
     record.cut(5);
     assert_eq!(record.len(), 1);
     record.cut(0);
-    assert!(record.is_empty() && record.is_touched());
+    assert!(record.len() == 0 && record.is_touched());
     assert!(!Record::new().is_touched());
     let mut tainted = Record::new();
     tainted.taint();
