@@ -24,9 +24,10 @@ ci:
 demo *args:
     cargo run --release --bin turnpass -- demo {{args}}
 
-# The long runs: many cancels, kills and requests
+# The long runs: many cancels, kills and requests, and a tool that takes 400 s
 soak:
     cargo test -p turnpass-cli --test soak -- --ignored --nocapture
+    cargo test -p turnpass-cli --test pool_real -- --ignored soak_
 
 # Fuzzes one target for a minute (needs nightly and cargo-fuzz)
 fuzz target seconds="60":

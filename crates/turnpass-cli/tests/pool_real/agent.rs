@@ -1,6 +1,7 @@
 //! Long work: 50 turns with 120 calls in one process.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
 use turnpass::event::StopReason;
@@ -14,6 +15,8 @@ use crate::talk::Talk;
 const TURNS: usize = 50;
 const CALLS: usize = 120;
 const CACHE_READ: f64 = 0.98;
+/// How long the slow tool takes.
+const TOOL: Duration = Duration::from_secs(400);
 
 /// The parts of a request that the prompt cache looks at, as bytes without marks.
 struct Prefix {
@@ -118,6 +121,25 @@ pub(crate) async fn long_session(cli: RealCli) {
         seen.len(),
         share * 100.0
     );
+    bench.finish().await;
+}
+
+/// A tool that works for 400 s: nobody loses patience, and its result is answered as any other.
+pub(crate) async fn tool_of_400_s(cli: RealCli) {
+    let bench = Bench::new(&cli);
+    let mut talk = Talk::new("slow");
+    talk.say(
+        &bench,
+        "[[call read {}]] [[call write {}]] [[then [[say done]]]]",
+    )
+    .await;
+    let end = Instant::now() + TOOL;
+    while Instant::now() < end {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(talk.answer(&bench).await.text(), "done");
+    talk.check(&bench).await;
+    assert_eq!(bench.spawned().len(), 1);
     bench.finish().await;
 }
 

@@ -88,13 +88,6 @@ impl Bench {
         spawned(self.dir.path())
     }
 
-    /// Those that are alive.
-    pub(crate) fn alive(&self) -> Vec<Spawned> {
-        let mut alive = self.spawned();
-        alive.retain(|one| is_alive(one.pid));
-        alive
-    }
-
     /// Kills the process that was started last, as a crash would.
     pub(crate) fn kill_newest(&self) {
         let newest = self.spawned().pop().expect("a process");
@@ -156,7 +149,6 @@ pub(crate) fn options(cli: &Path, dir: &Path, upstream: &str) -> PoolOptions {
         state_dir: Some(dir.join("state")),
         lab_upstream: Some(LoopbackUrl::parse(upstream).unwrap()),
         lab_home: Some(dir.join("home")),
-        record: std::env::var_os("POOLREC").map(Into::into), //TMP
         ..PoolOptions::default()
     }
 }
@@ -186,10 +178,6 @@ pub(crate) fn private_dirs(temporary: &Path) -> Vec<PathBuf> {
         .filter(|entry| entry.file_name().to_string_lossy().starts_with("turnpass-"))
         .map(|entry| entry.path())
         .collect()
-}
-
-pub(crate) fn is_alive(pid: i32) -> bool {
-    rig::ProcessTree::of_group(pid).pids().contains(&pid)
 }
 
 /// `kill -9` of one process; one that is gone already is no error.

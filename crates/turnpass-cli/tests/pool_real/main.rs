@@ -11,7 +11,7 @@
 //! - [`keys`]: several conversations at once. [`summaries`]: beside, in and without the live process.
 //!
 //! Each trial is named `VERSION::CASE`. It runs in a network namespace of its own and in a temporary directory of its own.
-//! No trial waits for time to pass; the tool that takes 400 s is the scripted CLI's (`soak`).
+//! No trial waits for time to pass but `soak_a_tool_of_400_s`, which runs when it is asked for (`just soak`).
 
 #![allow(
     clippy::unwrap_used,
@@ -117,14 +117,23 @@ fn cases() -> Vec<Case> {
     }
 }
 
+/// Minutes long, so they are left out unless they are asked for.
+fn long_cases() -> Vec<Case> {
+    cases! {
+        "soak_a_tool_of_400_s" => agent::tool_of_400_s,
+    }
+}
+
 fn trials(cli: &RealCli, present: bool) -> impl Iterator<Item = Trial> {
-    cases().into_iter().map(move |Case(name, run)| {
+    let cases = cases().into_iter().map(move |case| (case, !present));
+    let long = long_cases().into_iter().map(|case| (case, true));
+    cases.chain(long).map(move |(Case(name, run), ignored)| {
         let of = cli.clone();
         let test = move || {
             RUNTIME.block_on(run(of));
             Ok::<(), Failed>(())
         };
-        Trial::test(format!("{}::{name}", cli.version), test).with_ignored_flag(!present)
+        Trial::test(format!("{}::{name}", cli.version), test).with_ignored_flag(ignored)
     })
 }
 

@@ -12,6 +12,8 @@ use crate::talk::{Talk, planned};
 
 const ROUND: &str = "[[say so]] [[call read {}]] [[then [[say done]]]]";
 
+type Change = fn(&mut Talk);
+
 /// The newest request has this talk's model, prompt and tools.
 fn served(bench: &Bench, talk: &Talk) {
     let newest = bench.newest();
@@ -41,7 +43,7 @@ pub(crate) async fn changes(cli: RealCli) {
     talk.say(&bench, ROUND).await;
     talk.answer(&bench).await;
     served(&bench, &talk);
-    let changes: [(&str, fn(&mut Talk)); 4] = [
+    let changes: [(&str, Change); 4] = [
         ("prompt", |talk| {
             talk.system = "You are another one.".to_owned()
         }),

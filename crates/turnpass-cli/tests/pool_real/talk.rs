@@ -7,10 +7,8 @@ use turnpass::event::{Event, Plan, PlanKind, StateOrder};
 use turnpass::pool::PoolTransport;
 use turnpass::request::{BackendState, Request, Tool, TransportSession};
 use turnpass::{Generation, Transport as _};
-use turnpass_lab::upstream::{Recorded, Upstream};
 
 use crate::bench::Bench;
-use crate::holds::upstream_holds;
 use crate::stage::{Heard, hear, tool};
 
 /// What a host keeps.
@@ -152,16 +150,4 @@ pub(crate) fn plan(heard: &Heard) -> Option<&Plan> {
 pub(crate) fn planned(heard: &Heard, kind: PlanKind) {
     let how = plan(heard).expect("a plan");
     assert_eq!(how.kind, kind, "{}", how.reason);
-}
-
-/// The request of this number.
-pub(crate) fn numbered(up: &Upstream, number: u64) -> Recorded {
-    let found = up.messages().into_iter().find(|each| each.number == number);
-    found.expect("a request of that number")
-}
-
-/// The request broke no rule and holds this.
-#[track_caller]
-pub(crate) fn newest_holds(bench: &Bench, history: &[Message]) {
-    upstream_holds(history, &bench.newest());
 }

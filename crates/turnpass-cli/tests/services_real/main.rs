@@ -5,10 +5,12 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::print_stderr,
+    clippy::print_stdout,
     reason = "a test fails by panicking"
 )]
 
 mod gate;
+mod pool;
 mod program;
 mod stage;
 mod strace;
@@ -23,6 +25,9 @@ use turnpass_lab::rig::{ProductionShape, REQUIRE_REAL_CLI, RealCli};
 use stage::Stage;
 
 fn main() -> ExitCode {
+    if let Some(code) = pool::play() {
+        return code;
+    }
     // Ends the program for wrong ones, before there is anything to clean up.
     let mut arguments = Arguments::from_args();
     // Short, since the CLI makes sockets below it, and named by the process, which stays the same inside the namespaces.
@@ -38,8 +43,13 @@ fn main() -> ExitCode {
     let conformance = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conformance");
     let is_possible = shape.is_ok();
     let mut trials = Vec::new();
-    for cli in RealCli::for_tests(&conformance, "tests/services_real of turnpass-cli") {
-        for (name, test) in tests() {
+    let all = RealCli::for_tests(&conformance, "tests/services_real of turnpass-cli");
+    for (number, cli) in all.iter().enumerate() {
+        let mut tests = tests();
+        if number + 1 == all.len() {
+            tests.extend(pool::ON_THE_NEWEST);
+        }
+        for (name, test) in tests {
             let (cli, shape) = (cli.clone(), shape.clone());
             // A private directory whose path is too long for a socket would be made elsewhere.
             let folder = dir.join(trials.len().to_string());
@@ -62,6 +72,7 @@ type Test = fn(&Stage);
 fn tests() -> Vec<(&'static str, Test)> {
     let mut tests: Vec<(&'static str, Test)> = Vec::new();
     tests.extend(gate::TESTS);
+    tests.extend(pool::TESTS);
     tests.extend(program::TESTS);
     tests.extend(strace::TESTS);
     tests

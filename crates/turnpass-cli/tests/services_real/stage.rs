@@ -148,7 +148,8 @@ impl Stage {
         }
     }
 
-    fn left_now(&self) -> Vec<String> {
+    /// Those of this moment.
+    pub(crate) fn left_now(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.dir.join("t")).unwrap().flatten();
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
         let mut left: Vec<_> = names.filter(|name| name.starts_with("turnpass-")).collect();

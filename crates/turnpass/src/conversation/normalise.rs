@@ -15,6 +15,7 @@
 //! The history is read once into turns: what the assistant says, then the results of its calls, then what the user says.
 //! Results go to the slot of their call, whichever message they came in; everything else keeps its order.
 
+mod alone;
 mod ids;
 mod media;
 mod results;
@@ -27,6 +28,7 @@ pub use ids::ID_BYTES;
 pub(crate) use rules::MISSING;
 pub use rules::{Change, MARK, Rule};
 
+use self::alone::thinks;
 use self::ids::Ids;
 use super::names::shown;
 use super::{Block, Message, ResultBlock, Role, ToolCall, ToolResult, ToolUseId};
@@ -51,14 +53,6 @@ impl NormaliseOptions {
     pub fn without_thinking() -> Self {
         Self {
             leave_out_thinking: true,
-            ..Self::default()
-        }
-    }
-
-    /// Without answers of thinking alone.
-    pub fn without_thinking_alone() -> Self {
-        Self {
-            leave_out_thinking_alone: true,
             ..Self::default()
         }
     }
@@ -119,10 +113,6 @@ impl Normalised<'_> {
             })
             .collect()
     }
-}
-
-fn thinks(block: &Block) -> bool {
-    matches!(block, Block::Thinking(_) | Block::RedactedThinking(_))
 }
 
 /// Makes a history valid.
@@ -399,24 +389,6 @@ impl<'a> Turns<'a> {
                 .extend(rule.map(|rule| Change { rule, message: at }));
             self.current().user.push(block);
         }
-    }
-
-    /// After neighbours became one, so that thinking which its host keeps apart from what followed it stays.
-    fn without_thinking_alone(&mut self, turns: Vec<Turn<'a>>) -> Vec<Turn<'a>> {
-        let mut kept: Vec<Turn<'a>> = Vec::with_capacity(turns.len());
-        for turn in turns {
-            let alone =
-                !turn.assistant.is_empty() && turn.assistant.iter().all(|block| thinks(block));
-            match kept.last_mut().filter(|_| alone) {
-                Some(before) => {
-                    self.note(Rule::ThinkingAlone, turn.at);
-                    before.user.extend(turn.user);
-                    before.answered |= turn.answered;
-                }
-                None => kept.push(turn),
-            }
-        }
-        kept
     }
 
     fn finish(mut self, end: usize) -> Result<Normalised<'a>> {

@@ -38,10 +38,11 @@ impl<'a> Prepared<'a> {
         let catalogue = Catalogue::build(&request.tools)?;
         let published = |host: &str| names::published(host).unwrap_or_else(|_| host.to_owned());
         let fields = fit::extra_body(&request.sampling, request.effort, published);
-        let history = normalise(
-            &request.messages,
-            &NormaliseOptions::without_thinking_alone(),
-        )?;
+        let options = NormaliseOptions {
+            leave_out_thinking_alone: true,
+            ..NormaliseOptions::default()
+        };
+        let history = normalise(&request.messages, &options)?;
         let persists = keys::persists(request);
         Ok(Self {
             key: Key::of(request),

@@ -204,7 +204,10 @@ fn an_answer_of_thinking_alone_is_left_out_where_the_cli_would_do_so() {
         user(vec![result("c", "x")]),
         assistant(vec![think("4")]),
     ];
-    let without = NormaliseOptions::without_thinking_alone();
+    let without = NormaliseOptions {
+        leave_out_thinking_alone: true,
+        ..NormaliseOptions::default()
+    };
     let normalised = normalise(&history, &without).unwrap();
     assert_eq!(
         short(&normalised),
