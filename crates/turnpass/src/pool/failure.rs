@@ -22,6 +22,8 @@ pub(crate) fn error(failure: &Failure, begun: bool) -> Error {
         (Some(300..=499), FailureKind::Other | FailureKind::InvalidRequest) => {
             Some(ErrorCode::UpstreamRejected)
         }
+        // An error event in the stream is told by its kind alone (2.1.332).
+        (None, FailureKind::InvalidRequest) => Some(ErrorCode::UpstreamRejected),
         // Nothing had come: whoever asks again loses nothing.
         _ if is_lost(failure, &text) && !begun => Some(ErrorCode::UpstreamUnreachable),
         _ if is_lost(failure, &text) => Some(ErrorCode::StreamInterrupted),
@@ -76,6 +78,7 @@ mod tests {
                 "You are out of extra usage",
                 ErrorCode::Billing,
             ),
+            (None, Kind::InvalidRequest, "", ErrorCode::UpstreamRejected),
             (Some(401), Kind::Authentication, "", ErrorCode::Auth),
             (Some(403), Kind::Authentication, "no", ErrorCode::Forbidden),
             (
