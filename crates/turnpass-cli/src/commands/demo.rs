@@ -56,7 +56,7 @@ pub(crate) struct Args {
 struct Told<'a> {
     transport: TransportKind,
     /// Of the relay only.
-    process: &'static str,
+    process: Option<&'static str>,
     cli: &'a Player,
     generations: u32,
     upstream_requests: usize,
@@ -138,7 +138,7 @@ fn agent(stage: &Stage, provider: &turnpass::Provider) -> Result<Agent, Fault> {
 fn told<'a>(stage: &'a Stage, report: &'a Report) -> Told<'a> {
     Told {
         transport: stage.settings.transport,
-        process: stage.settings.way(),
+        process: Some(stage.settings.way()).filter(|way| !way.is_empty()),
         cli: &stage.player,
         generations: report.generations,
         // Counted where they arrive, not where they are believed to be sent.
@@ -168,7 +168,10 @@ fn table(told: &Told<'_>) -> String {
     let first = told.first_event_ms.map(|ms| format!("{ms} ms"));
     let rows = [
         ("outcome", told.outcome.as_str().to_owned()),
-        ("transport", way(told.transport, told.process)),
+        (
+            "transport",
+            way(told.transport, told.process.unwrap_or_default()),
+        ),
         ("CLI", format!("{} {}", told.cli.kind, told.cli.version)),
         ("generations", told.generations.to_string()),
         ("upstream requests", told.upstream_requests.to_string()),

@@ -13,7 +13,6 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-
 use super::environment::{Environment, POOL, RELAY};
 use super::private_dir::PrivateDir;
 use super::settings::settings;

@@ -2,6 +2,7 @@ use std::ffi::OsStr;
 
 use super::*;
 use crate::cli::environment::{Base, InheritedCredentials, NEVER_SET, Snapshot};
+use serde_json::{Value, json};
 
 const PORT: u16 = 40_000;
 
