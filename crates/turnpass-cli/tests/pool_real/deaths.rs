@@ -1,4 +1,4 @@
-//! `kill -9` of the CLI at 30 random points: nothing is lost, and no tool is run twice.
+//! `kill -9` of the CLI at random points: nothing is lost, and no tool is run twice.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,10 @@ use crate::holds::upstream_holds;
 use crate::stage::{Heard, PATIENCE};
 use crate::talk::Talk;
 
-const SEED: u64 = 22;
-const KILLS: usize = 30;
+/// Other points on each version: the three are 30 together.
+const KILLS: usize = 10;
+/// On each version, when it is asked for.
+const MANY_KILLS: usize = 30;
 
 /// Where a process dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,14 +29,29 @@ enum Point {
     Asked(usize),
 }
 
-/// An agent whose CLI dies in every turn.
+pub(crate) async fn ten(cli: RealCli) {
+    let seed = seed(&cli);
+    killed(&cli, KILLS, seed).await;
+}
+
 pub(crate) async fn thirty(cli: RealCli) {
-    let bench = Bench::new(&cli);
-    let mut random = Random::new(SEED);
+    killed(&cli, MANY_KILLS, 22).await;
+}
+
+/// The last number of the version.
+pub(crate) fn seed(cli: &RealCli) -> u64 {
+    let last = cli.version.rsplit('.').next();
+    last.and_then(|number| number.parse().ok()).unwrap()
+}
+
+/// An agent whose CLI dies in every turn.
+async fn killed(cli: &RealCli, most: usize, seed: u64) {
+    let bench = Bench::new(cli);
+    let mut random = Random::new(seed);
     let mut talk = Talk::new("killed");
     let (mut kills, mut errors) = (0, BTreeMap::new());
     let mut turn = 0;
-    while kills < KILLS {
+    while kills < most {
         let text = format!(
             r#"turn {turn} [[chunk 4 ms 2]] [[think why]] [[say so we go on]] [[call read {{"path":"a"}}]] [[call write {{"path":"b"}}]] [[then [[chunk 3 ms 2]] [[say half]] [[call read {{}}]] [[then [[chunk 4 ms 2]] [[say this was turn {turn}]]]]]]"#
         );
@@ -48,7 +65,7 @@ pub(crate) async fn thirty(cli: RealCli) {
                 4 => Some(Point::Asked(random.below(60))),
                 _ => None,
             };
-            let point = point.filter(|_| kills < KILLS);
+            let point = point.filter(|_| kills < most);
             kills += usize::from(point.is_some());
             let history = talk.messages.clone();
             let heard = generate(&bench, &talk, point).await;

@@ -11,7 +11,7 @@
 //! - [`keys`]: several conversations at once. [`summaries`]: beside, in and without the live process.
 //!
 //! Each trial is named `VERSION::CASE`. It runs in a network namespace of its own and in a temporary directory of its own.
-//! No trial waits for time to pass but `soak_a_tool_of_400_s`, which runs when it is asked for (`just soak`).
+//! What takes minutes runs when it is asked for (`just soak`); of it, `soak_a_tool_of_400_s` alone waits for time to pass.
 
 #![allow(
     clippy::unwrap_used,
@@ -80,8 +80,8 @@ macro_rules! cases {
 fn cases() -> Vec<Case> {
     cases! {
         "agent_50_turns_120_calls" => agent::long_session,
-        "bugs_022_023_cli_killed_30_times" => deaths::thirty,
-        "bug_021_host_killed_30_times" => hosts::thirty,
+        "bugs_022_023_cli_killed_at_random" => deaths::ten,
+        "bug_021_host_killed_at_random" => hosts::ten,
         "bugs_076_077_cancel_200_times" => cancels::two_hundred,
         "outcomes_stops_at_once" => outcomes::stops_at_once,
         "outcomes_stops_in_pieces" => outcomes::stops_in_pieces,
@@ -120,6 +120,8 @@ fn cases() -> Vec<Case> {
 /// Minutes long, so they are left out unless they are asked for.
 fn long_cases() -> Vec<Case> {
     cases! {
+        "soak_cli_killed_30_times" => deaths::thirty,
+        "soak_host_killed_30_times" => hosts::thirty,
         "soak_a_tool_of_400_s" => agent::tool_of_400_s,
     }
 }
