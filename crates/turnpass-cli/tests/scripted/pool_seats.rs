@@ -235,6 +235,22 @@ async fn bug_022_a_process_that_died_between_two_generations_costs_the_pool_no_e
 }
 
 #[tokio::test]
+async fn bug_022_a_last_word_of_a_process_that_died_is_no_answer() {
+    let allowed = json!({"type": "rate_limit_event", "rate_limit_info": {"status": "allowed"},
+        "uuid": "u", "session_id": "s"});
+    let user = json!({"expect": {"type": "user"}});
+    let dies = json!({"steps": ["answer_controls", user, {"send_init": null}, crate::post(WARM),
+        {"send": allowed}, user, {"exit": 1}]});
+    let stage = Stage::json(json!({"runs": [dies, {"emulator": {}}]}));
+    let provider = stage.pool(|_| {});
+    let request = of("a", "[[say first]]");
+    let heard = told(&provider, request.clone()).await;
+    let next = told(&provider, go_on(&request, heard.done())).await;
+    assert_eq!(next.text(), "going on");
+    assert_eq!(stage.sent().len(), 2);
+}
+
+#[tokio::test]
 async fn a_parked_conversation_gives_its_place_up_and_goes_on_afterwards() {
     let stage = Stage::emulator();
     let provider = narrow(&stage);

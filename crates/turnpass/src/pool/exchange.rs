@@ -298,7 +298,8 @@ impl<'a> Exchange<'a> {
     }
 
     fn heard(&mut self, heard: Heard) -> Result<Option<Ended>> {
-        self.is_silent = false;
+        // Of the turn before, or of the process, a line may still come when the CLI has died in between (2.1.294).
+        self.is_silent &= !heard.is_of_a_turn();
         self.session.settle_controls()?;
         self.owed = match self.session.is_owed_an_answer() {
             true => self.owed.or_else(|| Some(Instant::now())),

@@ -81,6 +81,30 @@ pub(crate) enum Heard {
     Broken(Error),
 }
 
+impl Heard {
+    /// Whether only a turn that is under way gives it: its line, or the results of its calls, have been taken.
+    pub(crate) fn is_of_a_turn(&self) -> bool {
+        match self {
+            Self::Noted
+            | Self::Control { .. }
+            | Self::Mcp(_)
+            | Self::Unsupported { .. }
+            | Self::Limits(_)
+            | Self::Cancelled { .. } => false,
+            Self::Answer
+            | Self::MessageStop
+            | Self::Cut { .. }
+            | Self::Init { .. }
+            | Self::Results(_)
+            | Self::WentOn
+            | Self::Retry { .. }
+            | Self::ModelFallback
+            | Self::Result(_)
+            | Self::Broken(_) => true,
+        }
+    }
+}
+
 /// Reads the lines of one process.
 #[derive(Debug)]
 pub(crate) struct Hearing {

@@ -75,6 +75,7 @@ impl Inner {
             Some(Err(error)) => {
                 let gone = error.code() == ErrorCode::ProcessExit;
                 let plugins = session.slipped_through();
+                let error = session.explained(error).await;
                 self.discard(call, session);
                 if let Some(plugins) = plugins {
                     return Err(Failed::Plugins(plugins));
@@ -248,7 +249,9 @@ impl Inner {
         let mut session = starts.await.ok_or(Failed::Cancelled)???;
         self.table.watch(&prepared.key, &session);
         session.record = record.unwrap_or_default();
-        session.set(&prepared.fit, &prepared.catalogue)?;
+        if let Err(error) = session.set(&prepared.fit, &prepared.catalogue) {
+            return Err(session.explained(error).await.into());
+        }
         session.settings = Some(call.settings.clone());
         let checked = within_start(call, session.check_tools(&prepared.catalogue));
         let checked = unless_cancelled(call, checked);

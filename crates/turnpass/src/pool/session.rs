@@ -375,6 +375,14 @@ impl Session {
         self.isolated
     }
 
+    /// An error of this process; a pipe that could not be written to because the process has ended says why that was.
+    pub(crate) async fn explained(&mut self, error: Error) -> Error {
+        match error.code() {
+            ErrorCode::ProcessExit => self.gone().await,
+            _ => error,
+        }
+    }
+
     async fn gone(&mut self) -> Error {
         let how = self.group.exit().map_or_else(
             || "closed its output".to_owned(),
