@@ -108,8 +108,9 @@ pub(crate) fn pool_options(settings: &Settings) -> PoolOptions {
             None => state_dir(),
         },
         memory_budget_bytes: memory_budget_bytes(settings, default.memory_budget_bytes),
-        reseed: settings.reseed.0,
-        tools: settings.tool_carrier.0,
+        reseed: settings.reseed.map(|word| word.0),
+        tools: settings.tool_carrier.map(|word| word.0),
+        certificates: state_dir(),
         lab_upstream: settings.lab_upstream.clone(),
         lab_home: settings.lab_home.clone(),
         record: settings.record.clone(),
@@ -158,10 +159,11 @@ pub(crate) fn relay_options(settings: &Settings) -> RelayOptions {
     let default = RelayOptions::default();
     RelayOptions {
         memory_budget_bytes: memory_budget_bytes(settings, default.memory_budget_bytes),
-        process: match settings.process {
+        process: settings.process.map(|word| match word {
             Process::Warm => ProcessMode::Warm,
             Process::PerRequest => ProcessMode::PerRequest,
-        },
+        }),
+        certificates: state_dir(),
         claude_path: settings.claude_path.clone(),
         // This program serves the tools where they go over stdio.
         tool_server: std::env::current_exe().ok(),
@@ -184,6 +186,7 @@ fn replay_options(settings: &Settings) -> ReplayOptions {
     let laboratory = settings.lab_upstream.is_some();
     ReplayOptions {
         history: settings.history,
+        certificates: state_dir(),
         claude_path: settings.claude_path.clone(),
         // This program lists the tools where they go over stdio.
         tool_server: std::env::current_exe().ok(),

@@ -150,9 +150,10 @@ impl fmt::Display for Source {
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) transport: TransportKind,
-    pub(crate) process: Process,
-    pub(crate) reseed: ReseedWord,
-    pub(crate) tool_carrier: CarrierWord,
+    /// `None` leaves it, and the next two, to what the CLI was certified to do.
+    pub(crate) process: Option<Process>,
+    pub(crate) reseed: Option<ReseedWord>,
+    pub(crate) tool_carrier: Option<CarrierWord>,
     /// `None` leaves it to the transport.
     pub(crate) memory_mb: Option<u32>,
     pub(crate) model: String,
@@ -168,8 +169,8 @@ pub(crate) struct Settings {
     pub(crate) budgets: Budgets,
     pub(crate) record: Option<PathBuf>,
     pub(crate) keep_records: bool,
-    /// Of replay alone.
-    pub(crate) history: History,
+    /// Of replay alone; `None` leaves it to what the CLI was certified to do.
+    pub(crate) history: Option<History>,
     /// The person's prices for the estimate of `usage`.
     pub(crate) prices: Prices,
     /// Where each came from, in the order of [`KEYS`].
@@ -208,9 +209,9 @@ impl Settings {
         }
         let settings = Self {
             transport: first!(transport).unwrap_or(TransportKind::Pool),
-            process: first!(process).unwrap_or_default(),
-            reseed: first!(reseed).unwrap_or_default(),
-            tool_carrier: first!(tool_carrier).unwrap_or_default(),
+            process: first!(process),
+            reseed: first!(reseed),
+            tool_carrier: first!(tool_carrier),
             memory_mb: first!(memory_mb),
             model: first!(model).unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
             effort: first!(effort),
@@ -236,7 +237,7 @@ impl Settings {
             },
             record: first!(record),
             keep_records: first!(keep_records).unwrap_or(true),
-            history: first!(history).unwrap_or_default(),
+            history: first!(history),
             prices: layers
                 .iter()
                 .find_map(|(_, layer)| layer.prices.clone())
@@ -322,11 +323,11 @@ impl Settings {
         (source != Some(Source::Default)).then_some(self.model.as_str())
     }
 
-    /// How the transport runs, in a word; empty where there is one way only.
+    /// How the transport is set to run, in a word; empty where nothing is set, or there is one way only.
     pub(crate) fn way(&self) -> &'static str {
         match self.transport {
-            TransportKind::Relay => self.process.as_str(),
-            TransportKind::Replay => self.history.as_str(),
+            TransportKind::Relay => self.process.map_or("", Process::as_str),
+            TransportKind::Replay => self.history.map_or("", History::as_str),
             TransportKind::Pool => "",
         }
     }
@@ -342,9 +343,9 @@ impl Settings {
         };
         let values = [
             Some(quoted(self.transport.as_str())),
-            Some(quoted(self.process.as_str())),
-            Some(quoted(self.reseed.as_str())),
-            Some(quoted(self.tool_carrier.as_str())),
+            self.process.map(|word| quoted(word.as_str())),
+            self.reseed.map(|word| quoted(word.as_str())),
+            self.tool_carrier.map(|word| quoted(word.as_str())),
             self.memory_mb.map(|n| n.to_string()),
             Some(quoted(&self.model)),
             self.effort.map(|effort| quoted(effort.as_str())),
@@ -362,7 +363,7 @@ impl Settings {
             number(self.budgets.day.tokens),
             path(&self.record),
             Some(self.keep_records.to_string()),
-            Some(quoted(self.history.as_str())),
+            self.history.map(|word| quoted(word.as_str())),
         ];
         KEYS.iter()
             .zip(values)

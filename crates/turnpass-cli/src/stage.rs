@@ -140,7 +140,7 @@ pub(crate) fn laboratory(
         Some(_) => TransportKind::Relay,
         None => TransportKind::Pool,
     });
-    settings.process = process.unwrap_or(settings.process);
+    settings.process = process.or(settings.process);
     // Nothing of it draws on the plan, so what guards the plan would only be in its way.
     settings.usage_gate = None;
     settings.budgets = Budgets::default();

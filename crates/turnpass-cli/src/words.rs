@@ -8,11 +8,10 @@ use turnpass_agent::approval::OUTSIDE;
 use turnpass_agent::tools;
 
 /// Whether the relay keeps its process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Process {
     /// One process serves many generations.
-    #[default]
     Warm,
     /// Each generation has its own.
     #[serde(alias = "per_request")]
@@ -46,7 +45,7 @@ impl FromStr for Process {
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident($inner:ty), $what:literal, $($word:literal $(| $alias:literal)* => $value:expr),*) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
         #[serde(try_from = "String")]
         pub(crate) struct $name(pub(crate) $inner);
 

@@ -83,8 +83,8 @@ async fn play_the_host() {
     let count = order["count"].as_u64().unwrap();
     let before = open_files();
     let options = RelayOptions {
-        process: row.process,
-        tools: row.tools,
+        process: Some(row.process),
+        tools: Some(row.tools),
         claude_path: order["claude"].as_str().map(Into::into),
         lab_upstream: Some(LoopbackUrl::parse(order["upstream"].as_str().unwrap()).unwrap()),
         lab_home: order["home"].as_str().map(Into::into),

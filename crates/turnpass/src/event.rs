@@ -139,6 +139,14 @@ pub enum Notice {
         /// The sentence to show.
         text: String,
     },
+    /// Once per provider: of the installed version of the CLI it is not known whether it does what the faster ways need, so
+    /// the documented ways are used.
+    UncertifiedVersion {
+        /// The version.
+        version: String,
+        /// The sentence to show; it says how to settle it.
+        text: String,
+    },
     /// Anything else, in words.
     Other {
         /// The sentence to show.

@@ -130,7 +130,9 @@ fn for_transport(report: &Report, transport: TransportKind) -> String {
     for check in missing {
         match check.otherwise(transport) {
             Some(Otherwise::Refuses(_)) => refused.push(format!("`{check}`")),
-            Some(Otherwise::FallsBack(way)) => ways.push(format!("`{check}`: {way}")),
+            Some(Otherwise::FallsBack(way) | Otherwise::Always(way)) => {
+                ways.push(format!("`{check}`: {way}"))
+            }
             None => {}
         }
     }
@@ -186,7 +188,7 @@ fn checks(text: &mut String) {
                 let who: Vec<_> = who
                     .map(|one| match one.otherwise {
                         Otherwise::Refuses(_) => format!("{} refuses", one.transport),
-                        Otherwise::FallsBack(_) => one.transport.to_string(),
+                        Otherwise::FallsBack(_) | Otherwise::Always(_) => one.transport.to_string(),
                     })
                     .collect();
                 format!("{}: {sentence}", who.join(", "))

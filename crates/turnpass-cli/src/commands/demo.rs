@@ -75,7 +75,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
     // What else the person's settings say (rules, a home, an upstream) is not for the laboratory.
     let settings = context.settings(Values::default())?;
     let mut settings = stage::laboratory(settings, args.transport, args.process);
-    settings.history = args.history.unwrap_or(settings.history);
+    settings.history = args.history.or(settings.history);
     let stage = Stage::set(&settings, args.scripted).await?;
     let mut show = Show::on_streams(Form::Text, context, context.cancel().clone());
     if !args.json {

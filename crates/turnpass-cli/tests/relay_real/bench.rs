@@ -208,8 +208,8 @@ pub(crate) fn options(setup: &Setup, dir: &Path, upstream: &str) -> RelayOptions
     std::fs::write(&program, text).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     RelayOptions {
-        process: setup.process,
-        tools: setup.tools,
+        process: Some(setup.process),
+        tools: Some(setup.tools),
         claude_path: Some(program),
         tool_server: Some(env!("CARGO_BIN_EXE_turnpass").into()),
         lab_upstream: Some(LoopbackUrl::parse(upstream).unwrap()),

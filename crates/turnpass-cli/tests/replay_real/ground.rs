@@ -127,7 +127,7 @@ fn options(setup: &Setup, dir: &Path, upstream: &str) -> ReplayOptions {
         std::fs::canonicalize(&setup.cli.path).unwrap().display(),
     );
     ReplayOptions {
-        history: setup.history,
+        history: Some(setup.history),
         claude_path: Some(script(dir, "claude", &text)),
         tool_server: Some(env!("CARGO_BIN_EXE_turnpass").into()),
         inherited_credentials: InheritedCredentials::Strip,

@@ -26,8 +26,8 @@ async fn play_the_host() {
     let text = |key: &str| order[key].as_str().map(PathBuf::from);
     let row = ROWS[order["row"].as_u64().unwrap() as usize];
     let options = RelayOptions {
-        process: row.process,
-        tools: row.tools,
+        process: Some(row.process),
+        tools: Some(row.tools),
         claude_path: text("claude"),
         tool_server: text("tool_server"),
         spares: 0,

@@ -534,7 +534,7 @@ async fn summary_in_which_the_model_calls_a_tool_is_an_error_and_no_call() {
 #[tokio::test]
 async fn summary_over_the_http_carrier_goes_the_same_ways() {
     let stage = Stage::emulator();
-    let provider = stage.pool(|options| options.tools = ToolCarrier::Http);
+    let provider = stage.pool(|options| options.tools = Some(ToolCarrier::Http));
     let next = begun(&provider).await;
     let (request, _) = summary(&next, "[[say I look]] [[call read {}]]");
     let heard = told(&provider, request).await;

@@ -172,7 +172,7 @@ async fn replay_each_history_works_over_each_carrier() {
         for carrier in [Carrier::InBand, Carrier::Stdio] {
             let stage = Stage::emulator();
             let provider = replay(&stage, |options| {
-                options.history = history;
+                options.history = Some(history);
                 options.tools = Some(carrier);
             });
             let first = ask_with_tools(r#"[[call read {"path":"a"}]] [[then [[say done]]]]"#);
@@ -191,7 +191,7 @@ async fn bug_096_the_mark_can_be_switched_off_and_there_is_never_a_fifth() {
         for (mark, most) in [(true, 4), (false, 3)] {
             let stage = Stage::emulator();
             let provider = replay(&stage, |options| {
-                options.history = history;
+                options.history = Some(history);
                 options.cache_mark = mark;
             });
             let mut request = ask_with_tools("[[say one]]");

@@ -103,8 +103,8 @@ impl Way {
     pub(crate) fn provider(self, stage: &Stage) -> Provider {
         match self {
             Self::Relay(row) => stage.provider(row),
-            Self::Pool(tools) => stage.pool(|options| options.tools = tools),
-            Self::PoolTranscript => stage.pool(|options| options.reseed = Reseed::Transcript),
+            Self::Pool(tools) => stage.pool(|options| options.tools = Some(tools)),
+            Self::PoolTranscript => stage.pool(|options| options.reseed = Some(Reseed::Transcript)),
             Self::Replay(history) => stage.replay(history),
         }
     }
@@ -294,8 +294,8 @@ impl Stage {
     /// Options for a relay that may start just what its requests need.
     pub(crate) fn options(&self, row: Row) -> RelayOptions {
         RelayOptions {
-            process: row.process,
-            tools: row.tools,
+            process: Some(row.process),
+            tools: Some(row.tools),
             claude_path: Some(self.claude.clone()),
             tool_server: Some(env!("CARGO_BIN_EXE_turnpass").into()),
             spares: 0,
@@ -308,7 +308,7 @@ impl Stage {
     /// Options for a replay.
     pub(crate) fn replay_options(&self, history: History) -> ReplayOptions {
         ReplayOptions {
-            history,
+            history: Some(history),
             claude_path: Some(self.claude.clone()),
             tool_server: Some(env!("CARGO_BIN_EXE_turnpass").into()),
             inherited_credentials: InheritedCredentials::Strip,

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::check::{Check, Otherwise};
+use super::check::Check;
 use super::identity::Identity;
-use crate::error::{Error, ErrorCode};
+use super::standing;
+use crate::error::Error;
 use crate::request::TransportKind;
 
 /// Form of a stored certificate. A certificate of another form is none: its checks may have looked at something else.
@@ -107,36 +108,20 @@ impl Certificate {
         Check::ALL.iter().all(|check| self.allows(*check))
     }
 
-    /// What a transport takes another way for: each check that it relies on and that does not hold.
+    /// What a transport takes another way for: each check that decides about its way and that does not hold.
     pub fn fall_backs(&self, transport: TransportKind) -> Vec<(Check, &'static str)> {
-        let wants = |check: Check| match check.otherwise(transport) {
-            Some(Otherwise::FallsBack(way)) => Some((check, way)),
-            _ => None,
-        };
-        self.missing().filter_map(wants).collect()
+        standing::fall_backs(transport, |check| self.allows(check))
     }
 
     /// Why a transport does not work with this CLI, by the name of the first check that it cannot do without.
     pub fn refusal(&self, transport: TransportKind) -> Option<Error> {
-        let (check, why) = self
-            .missing()
-            .find_map(|check| match check.otherwise(transport) {
-                Some(Otherwise::Refuses(why)) => Some((check, why)),
-                _ => None,
-            })?;
         let version = self.identity.version();
-        let what = format!("claude {version} does not pass the check {check}: {why}");
-        Some(Error::new(ErrorCode::VersionIncompatible, what))
+        standing::refusal(version, transport, |check| self.allows(check))
     }
 
     /// Whether it is of the form that this build writes.
     pub(super) fn is_current(&self) -> bool {
         self.form == FORM
-    }
-
-    fn missing(&self) -> impl Iterator<Item = Check> {
-        let all = Check::ALL.iter().copied();
-        all.filter(|check| !self.allows(*check))
     }
 }
 
@@ -144,6 +129,7 @@ impl Certificate {
 mod tests {
     use super::*;
     use crate::certify::identity::test_identity;
+    use crate::error::ErrorCode;
 
     fn outcome(check: Check, verdict: Verdict) -> Outcome {
         Outcome {

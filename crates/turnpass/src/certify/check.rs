@@ -30,17 +30,28 @@ pub struct Reliance {
 /// What a transport does where a check does not hold. The text is the rest of a sentence that names the check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Otherwise {
-    /// It takes another way.
+    /// It takes another way, which it decides by the program's standing before anything is started.
     FallsBack(&'static str),
+    /// What it always does covers it, so nothing is decided: it relies on the behaviour for speed or comfort alone.
+    Always(&'static str),
     /// It does not work with this CLI, for this reason.
     Refuses(&'static str),
 }
 
 impl Otherwise {
+    /// Its word in JSON.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::FallsBack(_) => "falls_back",
+            Self::Always(_) => "always",
+            Self::Refuses(_) => "refuses",
+        }
+    }
+
     /// The text.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::FallsBack(text) | Self::Refuses(text) => text,
+            Self::FallsBack(text) | Self::Always(text) | Self::Refuses(text) => text,
         }
     }
 }
@@ -79,48 +90,48 @@ macro_rules! checks {
 checks! {
     Flags = "flags", "a start with every flag of ours answers `initialize`", [(Pool Refuses "no process can be started"), (Replay Refuses "no process can be started"), (Relay Refuses "no process can be started")];
     InitFields = "init_fields", "the first record has every field that the isolation is judged by, and `apiKeySource` is none", [(Pool Refuses "the isolation cannot be judged"), (Replay Refuses "the isolation cannot be judged"), (Relay Refuses "the isolation cannot be judged")];
-    PluginsOff = "plugins_off", "our settings, which name each built-in plugin in both spellings, leave no plugin on", [(Pool FallsBack "those that slip through are learned and the start is repeated once"), (Replay FallsBack "those that slip through are learned and the start is repeated once"), (Relay FallsBack "those that slip through are learned and the start is repeated once")];
+    PluginsOff = "plugins_off", "our settings, which name each built-in plugin in both spellings, leave no plugin on", [(Pool Always "those that slip through are learned and the start is repeated once"), (Replay Always "those that slip through are learned and the start is repeated once"), (Relay Always "those that slip through are learned and the start is repeated once")];
     Isolation = "isolation", "hooks, instructions, memory, MCP servers, plugins and variables planted in the home and the project have no effect", [(Pool Refuses "a person's own configuration would act on requests"), (Replay Refuses "a person's own configuration would act on requests"), (Relay Refuses "a person's own configuration would act on requests")];
-    ToolsExact = "tools_exact", "the first record lists exactly our tools and one connected server, and so does the request", [(Pool Refuses "the model would see other tools than the host's"), (Replay Refuses "the model would see other tools than the host's"), (Relay FallsBack "tools go in the extra body")];
-    DescriptionsWhole = "descriptions_whole", "a tool description of 6,000 characters reaches the service whole", [(Pool FallsBack "long descriptions are cut by the CLI"), (Replay FallsBack "long descriptions are cut by the CLI"), (Relay FallsBack "tools go in the extra body")];
-    InBandManifest = "in_band_manifest", "an in-band server with a manifest is there without one exchanged message", [(Pool FallsBack "tools go over loopback HTTP"), (Replay FallsBack "tools go over the stdio bridge"), (Relay FallsBack "tools go over the stdio bridge when the extra body is off")];
+    ToolsExact = "tools_exact", "the first record lists exactly our tools and one connected server, and so does the request", [(Pool Refuses "the model would see other tools than the host's"), (Replay Refuses "the model would see other tools than the host's"), (Relay FallsBack "tools go in the extra body, never over MCP")];
+    DescriptionsWhole = "descriptions_whole", "a tool description of 6,000 characters reaches the service whole", [(Pool FallsBack "the host is told which descriptions the CLI cuts"), (Replay FallsBack "the host is told which descriptions the CLI cuts"), (Relay FallsBack "over MCP the host is told which descriptions the CLI cuts")];
+    InBandManifest = "in_band_manifest", "an in-band server with a manifest is there without one exchanged message", [(Pool FallsBack "tools go over loopback HTTP"), (Replay FallsBack "tools go over the stdio bridge"), (Relay FallsBack "over MCP each request has a process of its own, with the stdio bridge")];
     InBandPairing = "in_band_pairing", "a call names the block that it belongs to (`claudecode/toolUseId`)", [(Pool Refuses "calls cannot be paired with blocks")];
-    InBandParallel = "in_band_parallel", "two calls of one message are both there before either is answered", [(Pool FallsBack "calls come one after another, and the host sees the next after it answered the last")];
-    ResultWhole = "result_whole", "a result of 200,000 characters reaches the service whole", [(Pool FallsBack "the CLI puts a stub in place of a result above 50,000 characters")];
-    EndTurn = "end_turn", "a result with `claude/endTurn` ends the turn without a request, and the next line goes on after it", [(Pool FallsBack "a turn with text beside results is rewound and framed")];
-    StdioBridge = "stdio_bridge", "the CLI takes over the tools of `turnpass mcp-stdio`", [(Replay FallsBack "tools go in-band"), (Relay FallsBack "tools go in the extra body")];
-    ReadyBeforePrompt = "ready_before_prompt", "`mcp_status` shows the server connected with its tools before any user line", [(Pool Refuses "a line could be sent to a process without tools"), (Replay FallsBack "the bridge's ready marker is waited for")];
-    OneRequest = "one_request", "a plain turn is one request to the service and nothing else", [(Pool Refuses "a generation would be paid twice"), (Replay Refuses "a generation would be paid twice"), (Relay FallsBack "the relay refuses every other request")];
-    ClientComposed = "client_composed", "`@path` and `/command` in a user line and in a frame reach the service as written", [(Pool Refuses "text would be acted on"), (Replay FallsBack "`@` is escaped, and a fixed block stands last"), (Relay FallsBack "the placeholder holds neither")];
-    CacheBreakpoints = "cache_breakpoints", "the CLI sets three cache breakpoints of one hour and leaves one to the host", [(Replay FallsBack "no breakpoint of our own is set"), (Relay FallsBack "no breakpoint of our own is set beside the CLI's")];
+    InBandParallel = "in_band_parallel", "two calls of one message are both there before either is answered", [(Pool Always "each result waits for its call, and the calls come one after another")];
+    ResultWhole = "result_whole", "a result of 200,000 characters reaches the service whole", [(Pool FallsBack "a turn with a result above 50,000 characters is taken back and told with its results")];
+    EndTurn = "end_turn", "a result with `claude/endTurn` ends the turn without a request, and the next line goes on after it", [(Pool FallsBack "a turn with text beside results is taken back and told with its results")];
+    StdioBridge = "stdio_bridge", "the CLI takes over the tools of `turnpass mcp-stdio`", [(Replay FallsBack "tools go in-band"), (Relay FallsBack "tools go in the extra body, or in-band to a kept process")];
+    ReadyBeforePrompt = "ready_before_prompt", "`mcp_status` shows the server connected with its tools before any user line", [(Pool Refuses "a line could be sent to a process without tools"), (Replay Refuses "a line could be sent to a process without tools")];
+    OneRequest = "one_request", "a plain turn is one request to the service and nothing else", [(Pool Refuses "a generation would be paid twice"), (Replay Refuses "a generation would be paid twice"), (Relay Always "the relay refuses every other request")];
+    ClientComposed = "client_composed", "`@path` and `/command` in a user line and in a frame reach the service as written", [(Pool Refuses "text would be acted on"), (Replay FallsBack "the history is a transcript, in which `@` is escaped and no text begins with `/`"), (Relay Always "the placeholder holds neither")];
+    CacheBreakpoints = "cache_breakpoints", "the CLI sets three cache breakpoints of one hour and leaves one to the host", [(Replay FallsBack "no breakpoint of our own is set"), (Relay Always "breakpoints of our own follow those of each request, and there is never a fifth")];
     FramesOrder = "frames_order", "a history in frames reaches the service in order, with calls and results", [(Pool FallsBack "a reseed is one transcript message"), (Replay FallsBack "the history is a transcript")];
     FramesAcknowledged = "frames_acknowledged", "each frame is acknowledged by its uuid", [(Pool FallsBack "a reseed is one transcript message"), (Replay FallsBack "the history is a transcript")];
-    FramesThinking = "frames_thinking", "signed thinking in a frame keeps its signature", [(Pool FallsBack "thinking is left out of a reseed"), (Replay FallsBack "thinking is left out of the history")];
-    FramesLive = "frames_live", "frames after a real turn go on from it", [(Pool FallsBack "a new process is seeded")];
-    ExtraBodyLive = "extra_body_live", "`CLAUDE_CODE_EXTRA_BODY`, set on a running process, replaces `messages` and adds members", [(Replay FallsBack "thinking cannot be switched off where only the body can"), (Relay FallsBack "tools go over MCP, and settings of the body are refused")];
-    SystemPromptLive = "system_prompt_live", "`set_model` changes the system prompt before the first line, without a request", [(Pool FallsBack "a new process is started for another prompt"), (Relay FallsBack "a new process is started for another prompt")];
-    ModelChangeClean = "model_change_clean", "a change of prompt and model in a conversation leaves no text once its frame is rewound", [(Pool FallsBack "the conversation is forked for another model or prompt")];
-    EffortLive = "effort_live", "`apply_flag_settings` changes the effort of the next request", [(Pool FallsBack "a new process is started for another effort"), (Relay FallsBack "a new process is started for another effort")];
-    RewindAfterInterrupt = "rewind_after_interrupt", "an interrupted turn can be rewound out of the conversation", [(Pool FallsBack "the process is retired and the conversation resumed")];
-    RewindAfterFailure = "rewind_after_failure", "a failed turn can be rewound out of the conversation", [(Pool FallsBack "the process is retired and the conversation resumed")];
-    InterruptCloses = "interrupt_closes", "`interrupt` closes the request to the service at once", [(Pool FallsBack "a cancelled turn is ended by killing the process"), (Relay FallsBack "the relay closes the request itself")];
+    FramesThinking = "frames_thinking", "signed thinking in a frame keeps its signature", [(Pool FallsBack "thinking is left out of what is told"), (Replay FallsBack "thinking is left out of the history")];
+    FramesLive = "frames_live", "frames after a real turn go on from it", [(Pool FallsBack "what a process with turns of its own has not heard is told as one message")];
+    ExtraBodyLive = "extra_body_live", "`CLAUDE_CODE_EXTRA_BODY`, set on a running process, replaces `messages` and adds members", [(Pool FallsBack "settings of the body are refused"), (Replay FallsBack "settings of the body are refused"), (Relay FallsBack "tools go over MCP, and settings of the body are refused")];
+    SystemPromptLive = "system_prompt_live", "`set_model` changes the system prompt before the first line, without a request", [(Pool Always "a new process is started for another prompt"), (Relay FallsBack "each request has a process of its own")];
+    ModelChangeClean = "model_change_clean", "a change of prompt and model in a conversation leaves no text once its frame is rewound", [(Pool Always "another model or prompt is a fork or a new process")];
+    EffortLive = "effort_live", "`apply_flag_settings` changes the effort of the next request", [(Pool FallsBack "a new process is started for another effort"), (Relay FallsBack "each request has a process of its own")];
+    RewindAfterInterrupt = "rewind_after_interrupt", "an interrupted turn can be rewound out of the conversation", [(Pool FallsBack "the process is retired, and the conversation resumed or seeded anew")];
+    RewindAfterFailure = "rewind_after_failure", "a failed turn can be rewound out of the conversation", [(Pool FallsBack "the process is retired, and the conversation resumed or seeded anew")];
+    InterruptCloses = "interrupt_closes", "`interrupt` closes the request to the service at once", [(Pool FallsBack "a cancelled turn is ended by killing the process"), (Relay Always "the relay closes the request itself")];
     CancelQueued = "cancel_queued", "`interrupt` with `cancel_queued` takes a waiting line away and names it", [(Pool FallsBack "a cancelled turn is ended by killing the process")];
     ResumeAt = "resume_at", "`--resume` at a uuid goes on from just there, after a kill", [(Pool FallsBack "a lost conversation is seeded anew")];
-    ResumeParked = "resume_parked", "`--resume` at the last call's record takes the results in the next line", [(Pool FallsBack "calls of a lost process are framed anew")];
-    ForkAt = "fork_at", "`--fork-session` at a uuid goes on from just there under another id", [(Pool FallsBack "a conversation of somebody else's is seeded anew")];
+    ResumeParked = "resume_parked", "`--resume` at the last call's record takes the results in the next line", [(Pool Always "calls of a lost process are told anew with what follows the last point")];
+    ForkAt = "fork_at", "`--fork-session` at a uuid goes on from just there under another id", [(Pool FallsBack "a conversation that would be forked is seeded anew")];
     PromptSnapshotOff = "prompt_snapshot_off", "`--system-prompt-snapshot off` sends the new prompt on a resume", [(Pool Refuses "a resumed conversation would keep its old prompt")];
-    BlockingLimitGate = "blocking_limit_gate", "the blocking limit, lowered while a reply streams, keeps the CLI from asking again by itself (max_tokens, empty)", [(Pool FallsBack "the process is killed when it would go on by itself")];
-    Refusal410 = "refusal_410", "a request of the CLI's own that is answered with 410 ends the turn", [(Relay FallsBack "the process is killed after a refused request")];
-    Readmission401 = "readmission_401", "after a 401 the CLI sends the same body once more", [(Relay FallsBack "an expired sign-in fails the generation")];
-    RetriesOff = "retries_off", "with no retries allowed a 500, a 503 and a 529 are one request each", [(Pool Refuses "a failed generation would be paid several times"), (Replay Refuses "a failed generation would be paid several times"), (Relay FallsBack "the relay refuses every other request")];
-    FallbackOff = "fallback_off", "a stream that breaks off is not asked for again without streaming", [(Pool Refuses "a broken generation would be paid twice"), (Replay Refuses "a broken generation would be paid twice"), (Relay FallsBack "the relay refuses every other request")];
-    RefusalOnce = "refusal_once", "a refusal by the model is not asked for again, nor from another model", [(Pool FallsBack "the gate refuses the second request"), (Replay FallsBack "the process is killed at the refusal"), (Relay FallsBack "the relay refuses every other request")];
-    UnparsedInput = "unparsed_input", "a tool input that is no JSON is marked and never called", [(Pool FallsBack "such a call is failed by turnpass when it comes"), (Replay FallsBack "the input is judged by turnpass alone")];
-    StopAfterCut = "stop_after_cut", "the `message_stop` that the CLI makes up after a cut says which blocks it abandons", [(Pool FallsBack "a block without its own end is dropped"), (Replay FallsBack "a block without its own end is dropped")];
-    MaxTurnsHandOff = "max_turns_hand_off", "`--max-turns 1` ends a turn with calls after one request", [(Replay FallsBack "the process is killed at the end of the message"), (Relay FallsBack "the relay refuses every other request")];
-    BudgetStop = "budget_stop", "a budget of nothing ends a turn without tools after one request, whatever its stop reason", [(Replay FallsBack "the process is killed at the end of the message")];
-    IdleClose = "idle_close", "an idle process ends by itself when its input is closed", [(Pool FallsBack "it is ended by a signal"), (Replay FallsBack "it is ended by a signal"), (Relay FallsBack "it is ended by a signal")];
-    ModelCatalogue = "model_catalogue", "`initialize` lists models with their resolved ids and effort levels", [(Pool FallsBack "the built-in list of models is used"), (Replay FallsBack "the built-in list of models is used"), (Relay FallsBack "the built-in list of models is used")];
+    BlockingLimitGate = "blocking_limit_gate", "the blocking limit, lowered while a reply streams, keeps the CLI from asking again by itself (max_tokens, empty)", [(Pool FallsBack "the process is killed when it would go on by itself"), (Replay Always "the process is killed when it would go on by itself")];
+    Refusal410 = "refusal_410", "a request of the CLI's own that is answered with 410 ends the turn", [(Relay Always "each further request is refused again")];
+    Readmission401 = "readmission_401", "after a 401 the CLI sends the same body once more", [(Relay Always "an expired sign-in fails the generation")];
+    RetriesOff = "retries_off", "with no retries allowed a 500, a 503 and a 529 are one request each", [(Pool Refuses "a failed generation would be paid several times"), (Replay Refuses "a failed generation would be paid several times"), (Relay Always "the relay refuses every other request")];
+    FallbackOff = "fallback_off", "a stream that breaks off is not asked for again without streaming", [(Pool Refuses "a broken generation would be paid twice"), (Replay Refuses "a broken generation would be paid twice"), (Relay Always "the relay refuses every other request")];
+    RefusalOnce = "refusal_once", "a refusal by the model is not asked for again, nor from another model", [(Pool FallsBack "the process is killed at a refusal"), (Replay FallsBack "the process is killed at a refusal"), (Relay Always "the relay refuses every other request")];
+    UnparsedInput = "unparsed_input", "a tool input that is no JSON is marked and never called", [(Pool Always "the input is judged by turnpass, and a call that comes all the same is never given to the host"), (Replay Always "the input is judged by turnpass alone")];
+    StopAfterCut = "stop_after_cut", "the `message_stop` that the CLI makes up after a cut says which blocks it abandons", [(Pool Always "a block without its own end is dropped"), (Replay Always "a block without its own end is dropped")];
+    MaxTurnsHandOff = "max_turns_hand_off", "`--max-turns 1` ends a turn with calls after one request", [(Replay Always "the process is killed at the end of the message"), (Relay Always "the relay refuses every other request")];
+    BudgetStop = "budget_stop", "a budget of nothing ends a turn without tools after one request, whatever its stop reason", [(Replay Always "the process is killed at the end of the message")];
+    IdleClose = "idle_close", "an idle process ends by itself when its input is closed", [(Pool Always "it is ended by a signal"), (Replay Always "it is ended by a signal"), (Relay Always "it is ended by a signal")];
+    ModelCatalogue = "model_catalogue", "`initialize` lists models with their resolved ids and effort levels", [(Pool Always "the built-in list of models is used"), (Replay Always "the built-in list of models is used"), (Relay Always "the built-in list of models is used")];
 }
 
 impl Check {

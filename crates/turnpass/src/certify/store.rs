@@ -36,19 +36,30 @@ impl Certificates {
         }
     }
 
-    /// The certificate of a program, if it was certified as it is now. It reads the kept file and samples of the program,
-    /// starts nothing and writes nothing; whatever cannot be read is no certificate.
+    /// The certificate of a program, if it was certified as it is now. It reads the kept file and, where that has one of this
+    /// version, samples of the program; it starts nothing and writes nothing; whatever cannot be read is no certificate.
     pub fn of(&self, version: Version, program: &Path) -> Option<Certificate> {
-        self.find(&Identity::of(version, program).ok()?)
+        let number = version.to_string();
+        let mut kept = self.kept().filter(|one| one.identity().version() == number);
+        let first = kept.next()?;
+        let identity = Identity::of(version, program).ok()?;
+        std::iter::once(first)
+            .chain(kept)
+            .find(|one| *one.identity() == identity)
     }
 
     /// The certificate of this identity.
     pub fn find(&self, identity: &Identity) -> Option<Certificate> {
-        let kept: Kept = self.file.read().ok().flatten()?;
+        self.kept().find(|one| one.identity() == identity)
+    }
+
+    /// Those of this build's form, newest first.
+    fn kept(&self) -> impl Iterator<Item = Certificate> + use<> {
+        let kept: Kept = self.file.read().ok().flatten().unwrap_or_default();
         let certificates = kept.certificates.into_iter().rev();
         certificates
             .filter_map(|value| serde_json::from_value::<Certificate>(value).ok())
-            .find(|one| one.is_current() && one.identity() == identity)
+            .filter(Certificate::is_current)
     }
 
     /// Keeps a certificate in place of an earlier one of the same identity. Blocks for a lock and a local write.

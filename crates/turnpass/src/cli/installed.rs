@@ -12,7 +12,8 @@ use super::inquiry::Inquiry;
 use super::launch::{self, Ground};
 use super::locate::{Executable, locate_here};
 use super::private_dir::{PrivateDir, roots, sweep};
-use super::version::{Version, Versions};
+use super::version::{Known, Version, Versions};
+use crate::certify::Standing;
 use crate::error::{Error, ErrorCode, Result};
 use crate::process::{ChildGroup, Spawn, StdinMode};
 
@@ -23,6 +24,8 @@ pub struct Found {
     pub executable: Executable,
     /// Its version, not below the floor.
     pub version: Version,
+    /// What it was certified to do. Looked up once for each program file as it is.
+    pub standing: Arc<Standing>,
 }
 
 /// The environment of a provider's children: this process's, with a laboratory run's own home.
@@ -87,7 +90,15 @@ impl Installed {
         }
     }
 
-    /// Finds the CLI and checks its version. Starts a process only when the file has changed since the last time.
+    /// With the certificates that are kept in a state directory; without one, only what was certified before this build was
+    /// released counts.
+    #[must_use]
+    pub fn with_certificates(mut self, state_dir: Option<&Path>) -> Self {
+        self.versions = Versions::with_certificates(state_dir);
+        self
+    }
+
+    /// Finds the CLI, checks its version and looks up its standing. Starts a process only when the file has changed since the last time.
     ///
     /// Has to be called within a tokio runtime. Dropping the future ends a process that it started.
     ///
@@ -97,8 +108,8 @@ impl Installed {
     pub async fn checked(&self) -> Result<Found> {
         self.sweep_once();
         let executable = self.search.locate()?;
-        let version = match self.versions.known(&executable.path) {
-            Some(version) => version,
+        let Known { version, standing } = match self.versions.known(&executable.path) {
+            Some(known) => known,
             None => {
                 let (dir, environment) = self.search.place(&executable.path)?;
                 self.versions
@@ -109,6 +120,7 @@ impl Installed {
         Ok(Found {
             executable,
             version,
+            standing,
         })
     }
 

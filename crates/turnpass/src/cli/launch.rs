@@ -205,6 +205,8 @@ pub struct PoolProcess<'a> {
     pub resume: Option<Resume<'a>>,
     /// Most rounds of a turn: 1 for a summary, `None` without a bound.
     pub max_turns: Option<u32>,
+    /// The effort, for a CLI on which it cannot be set later.
+    pub effort: Option<Effort>,
     /// The tool server, when the tools do not go in-band.
     pub server: Option<&'a McpServer>,
     /// A laboratory's upstream in place of the service.
@@ -397,6 +399,9 @@ pub fn pool(ground: &Ground, wanted: &PoolProcess<'_>) -> Result<Launch> {
     }
     if let Some(most) = wanted.max_turns {
         draft.value("--max-turns", &most.to_string());
+    }
+    if let Some(effort) = wanted.effort {
+        draft.value("--effort", effort.as_str());
     }
     let env: Vec<_> = wanted
         .base_url

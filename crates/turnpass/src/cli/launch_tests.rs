@@ -180,6 +180,7 @@ fn in_pool<'a>(change: impl FnOnce(&mut PoolProcess<'a>)) -> Result<Launch> {
         persists: true,
         resume: None,
         max_turns: None,
+        effort: None,
         server: None,
         base_url: None,
     };

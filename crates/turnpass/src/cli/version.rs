@@ -1,14 +1,15 @@
-//! `claude --version`: the number, the floor, and a cache that sees an update.
+//! `claude --version`: the number, the floor, what the file was certified to do, and a cache that sees an update.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use super::ask::{Answer, Question, Unanswered, ask};
 use super::environment::Environment;
+use crate::certify::{Certificates, Standing};
 use crate::error::{Error, ErrorCode, Result};
 use crate::process::Exit;
 
@@ -119,55 +120,75 @@ impl Identity {
     }
 }
 
-/// Versions of program files that were asked before. An update changes path, time or size and is asked anew.
+/// What is known of a program file as it is.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Its version, at least [`FLOOR`].
+    pub version: Version,
+    /// What it was certified to do.
+    pub standing: Arc<Standing>,
+}
+
+/// Versions and standings of program files that were asked before. An update changes path, time or size and is asked anew.
 #[derive(Debug, Default)]
 pub struct Versions {
     /// One entry a path, so it stays as small as the number of installed programs.
-    known: Mutex<HashMap<PathBuf, (Identity, Version)>>,
+    known: Mutex<HashMap<PathBuf, (Identity, Known)>>,
+    certificates: Option<Certificates>,
 }
 
 impl Versions {
-    /// The version of a program, at least [`FLOOR`]. Only successes are remembered.
+    /// With the certificates that are kept in this directory.
+    pub fn with_certificates(state_dir: Option<&Path>) -> Self {
+        Self {
+            known: Mutex::default(),
+            certificates: state_dir.map(Certificates::new),
+        }
+    }
+
+    /// The version of a program, at least [`FLOOR`], and its standing, which is looked up on a thread for such work. Only
+    /// successes are remembered. A certificate that is made later counts once the file has changed, or for another value.
     ///
     /// Dropping the future kills the question.
     ///
     /// # Errors
     ///
     /// As [`judge`].
-    pub async fn of(
-        &self,
-        program: &Path,
-        environment: &Environment,
-        cwd: &Path,
-    ) -> Result<Version> {
+    pub async fn of(&self, program: &Path, environment: &Environment, cwd: &Path) -> Result<Known> {
         let identity = Identity::of(program);
-        if let Some(version) = identity.as_ref().and_then(|identity| self.recall(identity)) {
-            return Ok(version);
+        if let Some(known) = identity.as_ref().and_then(|identity| self.recall(identity)) {
+            return Ok(known);
         }
         let question = Question::new(program, &["--version"], environment, cwd, VERSION_LIMIT);
         let version = judge(program, &ask(question).await)?;
+        let (path, certificates) = (program.to_owned(), self.certificates.clone());
+        let look = move || Standing::of(version, &path, certificates.as_ref());
+        let standing = tokio::task::spawn_blocking(look).await;
+        // A look-up that breaks off tells nothing.
+        let standing = Arc::new(standing.unwrap_or(Standing::Unknown(version)));
+        let known = Known { version, standing };
         // The file may have been replaced in between; then the answer belongs to neither state for sure.
         if let Some(identity) =
             identity.filter(|before| Identity::of(program).as_ref() == Some(before))
         {
             self.lock()
-                .insert(identity.path.clone(), (identity, version));
+                .insert(identity.path.clone(), (identity, known.clone()));
         }
-        Ok(version)
+        Ok(known)
     }
 
-    /// The version of a program that was asked before and has not changed since; one look at the file.
-    pub fn known(&self, program: &Path) -> Option<Version> {
+    /// What is known of a program that was asked before and has not changed since; one look at the file.
+    pub fn known(&self, program: &Path) -> Option<Known> {
         self.recall(&Identity::of(program)?)
     }
 
-    fn recall(&self, identity: &Identity) -> Option<Version> {
+    fn recall(&self, identity: &Identity) -> Option<Known> {
         let known = self.lock();
-        let (then, version) = known.get(&identity.path)?;
-        (then == identity).then_some(*version)
+        let (then, known) = known.get(&identity.path)?;
+        (then == identity).then(|| known.clone())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<PathBuf, (Identity, Version)>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<PathBuf, (Identity, Known)>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -117,19 +117,20 @@ async fn an_update_is_seen_and_nothing_is_asked_twice() {
     };
     install(&program, "2.1.300");
     for _ in 0..3 {
-        let version = versions
+        let known = versions
             .of(&program, &environment, dir.path())
             .await
             .unwrap();
-        assert_eq!(version, Version::new(2, 1, 300));
+        assert_eq!(known.version, Version::new(2, 1, 300));
+        assert!(known.standing.is_unknown());
     }
     assert_eq!(calls(), 1);
     install(&program, "2.1.4000");
-    let version = versions
+    let known = versions
         .of(&program, &environment, dir.path())
         .await
         .unwrap();
-    assert_eq!((version, calls()), (Version::new(2, 1, 4000), 2));
+    assert_eq!((known.version, calls()), (Version::new(2, 1, 4000), 2));
     install(&program, "2.1.1");
     for _ in 0..2 {
         let error = versions

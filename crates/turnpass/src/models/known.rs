@@ -178,6 +178,7 @@ mod tests {
                 skipped: Vec::new(),
             },
             version: Version::new(2, 1, patch),
+            standing: crate::certify::Standing::Unknown(Version::new(2, 1, patch)).into(),
         }
     }
 

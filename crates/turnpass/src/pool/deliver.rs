@@ -14,8 +14,11 @@ impl Inner {
         let from = match deliver {
             Deliver::Answers => {
                 let last = messages.last().ok_or_else(nothing_to_say)?;
-                answer(session, last).await?;
-                return Ok(session.turn_at);
+                if session.ways.long_results || !has_long_result(last) {
+                    answer(session, last).await?;
+                    return Ok(session.turn_at);
+                }
+                take_back(session).await?
             }
             Deliver::AnswersThenText => {
                 let last = messages.last().ok_or_else(nothing_to_say)?;
@@ -24,24 +27,18 @@ impl Inner {
                     .iter()
                     .filter_map(|block| as_result(block))
                     .collect();
-                if session.can_end_with(&results)? {
+                let whole = session.ways.long_results || !has_long_result(last);
+                if whole && session.ways.ends_turns && session.can_end_with(&results)? {
                     return end_with(session, last, &results).await;
                 }
-                // A line while calls are open would get the CLI's own words around it, so the turn is taken back and told
-                // with its results.
-                let turn_at = session.turn_at;
-                // A process whose turn cannot be taken back is as good as gone: nothing was sent.
-                session.undo().await.map_err(|error| {
-                    Error::new(ErrorCode::ProcessExit, error.detail().to_owned())
-                })?;
-                session.record.cut(turn_at);
-                turn_at
+                // A line while calls are open would get the CLI's own words around it.
+                take_back(session).await?
             }
             Deliver::Messages { from } => from,
         };
         let start = call.started + call.prepared.limits.start;
         let rest = &messages[from..];
-        if self.reseed == Reseed::Transcript && rest.len() > 1 {
+        if rest.len() > 1 && !session.takes_frames() {
             return tell_as_one(session, rest);
         }
         let told = tokio::time::timeout_at(start, tell(session, rest));
@@ -51,6 +48,34 @@ impl Inner {
             Error::new(ErrorCode::StartTimeout, what)
         })?
     }
+}
+
+/// Takes the turn back whose calls are open, so that it is told anew with its results. Returns where it began.
+async fn take_back(session: &mut Session) -> Result<usize> {
+    let turn_at = session.turn_at;
+    // A process whose turn cannot be taken back is as good as gone: nothing was sent.
+    let gone = |error: Error| Error::new(ErrorCode::ProcessExit, error.detail().to_owned());
+    session.undo().await.map_err(gone)?;
+    session.record.cut(turn_at);
+    Ok(turn_at)
+}
+
+/// Characters of a result from which on a CLI that does not pass `result_whole` puts a stub in its place (2.1.283 to 2.1.332
+/// without the annotation of a tool that lifts it).
+const LONG_RESULT_CHARS: usize = 50_000;
+
+/// Whether a result of the message may not arrive whole.
+fn has_long_result(message: &Sendable<'_>) -> bool {
+    let results = message.content.iter().filter_map(|block| as_result(block));
+    let mut texts = results.map(|result| {
+        let parts = result.content.iter().map(|part| match part {
+            ResultBlock::Text { text } => text.len(),
+            _ => 0,
+        });
+        // Bytes are no fewer than characters, and counting them is free.
+        parts.sum::<usize>()
+    });
+    texts.any(|bytes| bytes > LONG_RESULT_CHARS)
 }
 
 /// Answers the open calls with the results of a message.
@@ -120,7 +145,9 @@ pub(super) async fn tell(session: &mut Session, messages: &[Sendable<'_>]) -> Re
             model: session.model(),
             mark: None,
         };
-        let line = frames::frame(message, Kind::History, &stamp)?.line;
+        let bare = (!session.ways.thinking).then(|| without_thinking(message));
+        let told = bare.as_ref().unwrap_or(message);
+        let line = frames::frame(told, Kind::History, &stamp)?.line;
         with_next.extend_from_slice(line.as_bytes());
         session.record.push(message, Some(uuid));
         if message.role == Role::Assistant {
@@ -143,6 +170,16 @@ pub(super) async fn tell(session: &mut Session, messages: &[Sendable<'_>]) -> Re
     session.ask(with_next, uuid, turn_at)?;
     session.record.push(last, Some(uuid));
     Ok(turn_at)
+}
+
+/// A message for a CLI that does not keep the signatures of thinking. What is nothing but thinking was left out before.
+fn without_thinking<'a>(message: &Sendable<'a>) -> Sendable<'a> {
+    let thinks = |block: &Block| matches!(block, Block::Thinking(_) | Block::RedactedThinking(_));
+    let content = message.content.iter();
+    Sendable {
+        role: message.role,
+        content: content.filter(|block| !thinks(block)).cloned().collect(),
+    }
 }
 
 /// Asks with one message that tells all of these. To take its turn back is to take all of them back.

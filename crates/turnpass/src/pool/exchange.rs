@@ -424,11 +424,12 @@ fn is_of_a_whole_answer(failure: &Failure, stop: &StopReason) -> bool {
 struct Gone;
 
 /// Whether the CLI asks again by itself after a message that has ended so (2.1.294, 2.1.310, 2.1.332). Not after a
-/// refusal, which the environment of its process forbids; with calls it goes on with their results.
-fn goes_on(turn: &Turn) -> bool {
+/// refusal, which the environment of its process forbids, on a version that keeps to it; with calls it goes on with their results.
+fn goes_on(turn: &Turn, refused_once: bool) -> bool {
     match turn.stop_reason() {
         Some(StopReason::MaxTokens | StopReason::ContextWindowExceeded) => true,
-        Some(StopReason::Refusal { .. } | StopReason::PauseTurn) | None => false,
+        Some(StopReason::Refusal { .. }) => !refused_once,
+        Some(StopReason::PauseTurn) | None => false,
         _ => {
             let visible =
                 |block: &Block| block.as_text().is_some_and(|text| !text.trim().is_empty());

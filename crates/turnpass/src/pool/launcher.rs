@@ -5,24 +5,27 @@ use std::fs::DirBuilder;
 use std::num::NonZeroU32;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_util::task::TaskTracker;
 
 use super::carrier::Carrier;
 use super::lock::SessionLock;
-use super::options::ToolCarrier;
+use super::options::{Reseed, ToolCarrier};
 use super::session::Session;
+use super::ways::{Ways, ways};
 use crate::cli::environment::{Base, Environment, InheritedCredentials, Snapshot};
-use crate::cli::installed::Installed;
+use crate::cli::installed::{Found, Installed};
 use crate::cli::launch::{self, Ground, PoolProcess, Resume};
 use crate::cli::places::Place;
 use crate::cli::private_dir::{PrivateDir, roots};
 use crate::cli::starts::Starts;
 use crate::error::{Error, ErrorCode, Result};
+use crate::event::Notice;
 use crate::models::known::KnownModels;
 use crate::record::RawFile;
-use crate::request::{Request, ThinkingDisplay};
+use crate::request::{Effort, Request, ThinkingDisplay};
 use crate::tools::{Catalogue, Policy};
 
 /// Processes that start at the same time; a start is over when the CLI's first record comes. It takes one core for a
@@ -43,7 +46,10 @@ pub(crate) struct Launcher {
     pub(crate) record: Option<PathBuf>,
     pub(crate) pool_dir: Option<PathBuf>,
     pub(crate) base_url: Option<String>,
-    tools: ToolCarrier,
+    reseed: Option<Reseed>,
+    tools: Option<ToolCarrier>,
+    /// The host was told that nothing is known of the CLI.
+    told: AtomicBool,
     learned: Mutex<BTreeSet<String>>,
     starts: Starts,
     tasks: TaskTracker,
@@ -57,6 +63,8 @@ pub(crate) struct Shape {
     pub(crate) directory: Option<PathBuf>,
     pub(crate) time_zone: Option<String>,
     pub(crate) max_turns: Option<u32>,
+    /// Only where it cannot be set later.
+    pub(crate) effort: Option<Effort>,
 }
 
 /// A stored conversation of the CLI to begin with.
@@ -78,6 +86,7 @@ impl Shape {
             directory: request.place.directory.clone(),
             time_zone: request.place.time_zone.clone(),
             max_turns: None,
+            effort: None,
         }
     }
 
@@ -118,11 +127,30 @@ impl Launcher {
                 .lab_upstream
                 .as_ref()
                 .map(|url| url.as_str().to_owned()),
+            reseed: options.reseed,
             tools: options.tools,
+            told: AtomicBool::new(false),
             learned: Mutex::default(),
             starts: Starts::new(STARTS),
             tasks,
         }
+    }
+
+    /// How the installed CLI is to be used, and what the host is told of it, once. Nothing is started but its version.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Installed::checked`]; `version_incompatible` that names the check that fails.
+    pub(crate) async fn ways(&self) -> Result<(Ways, Option<Notice>)> {
+        let found = self.installed.checked().await?;
+        let ways = self.ways_of(&found)?;
+        let notice = found.standing.notice();
+        let notice = notice.filter(|_| !self.told.swap(true, Ordering::Relaxed));
+        Ok((ways, notice))
+    }
+
+    fn ways_of(&self, found: &Found) -> Result<Ways> {
+        ways(&found.standing, self.reseed, self.tools)
     }
 
     /// Built-in plugins that slipped through.
@@ -150,6 +178,7 @@ impl Launcher {
         place: Place,
     ) -> Result<Session> {
         let found = self.installed.checked().await?;
+        let ways = self.ways_of(&found)?;
         let sign_in = self.installed.signed_in().await?;
         let turn = self.starts.turn(sign_in.expires_at).await?;
         let program = found.executable.path;
@@ -168,7 +197,7 @@ impl Launcher {
             cwd: self.cwd(shape, stored.is_some(), &dir)?,
             learned_plugins: self.learned_plugins(),
         };
-        let carrier = match (self.tools, tools) {
+        let carrier = match (ways.tools, tools) {
             (ToolCarrier::Http, Some(tools)) => {
                 Carrier::listen(tools, shape.policy(), &self.tasks).await?
             }
@@ -185,6 +214,7 @@ impl Launcher {
                 model: stored.model,
             }),
             max_turns: shape.max_turns,
+            effort: shape.effort,
             server: server.as_ref(),
             base_url: self.base_url.as_deref(),
         };
@@ -195,7 +225,7 @@ impl Launcher {
         let group = launch.start(&dir)?;
         let mut session = Session::new(
             (group, raw),
-            carrier,
+            (carrier, ways),
             dir,
             place,
             shape.clone(),

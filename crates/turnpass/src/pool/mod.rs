@@ -9,11 +9,12 @@
 //! 1. `prepared`: everything that can be wrong with a request is found before anything is started.
 //! 2. `keys` and `table`: the key's seat is waited for; calls of one key are served one after the other, those of several
 //!    at the same time.
-//! 3. `sync`: what the live process's conversation holds, the state that the host stored, and the history of the request
+//! 3. `ways`: what the CLI was certified to do decides which ways are taken with it, or refuses it by the name of a check.
+//! 4. `sync`: what the live process's conversation holds, the state that the host stored, and the history of the request
 //!    decide what is done, with the reason in words: go on, resume, fork, or give the whole history to a new process.
-//! 4. [`crate::limits`]: before a new user message the process is asked whether credits are off.
-//! 5. `session`: messages are delivered, or calls are answered.
-//! 6. `exchange`: the answer is decoded as it passes. A generation ends at the end of the model's message; with calls the
+//! 5. [`crate::limits`]: before a new user message the process is asked whether credits are off.
+//! 6. `session`: messages are delivered, or calls are answered.
+//! 7. `exchange`: the answer is decoded as it passes. A generation ends at the end of the model's message; with calls the
 //!    CLI's turn stays parked until the next request brings their results.
 //!
 //! A summary of a conversation has a way of its own, `summary`: beside the live process, in it, or without it.
@@ -46,9 +47,11 @@ mod summary;
 mod sync;
 mod table;
 mod transcript;
+mod ways;
 
 use std::fmt;
 use std::future::Future;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
@@ -66,10 +69,11 @@ use self::session::{Phase, Session};
 use self::settle::leaves_it_usable;
 use self::sync::{Base, Deliver, Given};
 use self::table::{Held, Table, closed};
+use self::ways::Ways;
 use crate::cli::installed::{Installed, surroundings};
 use crate::conversation::frames::{self, Kind, Stamp};
 use crate::conversation::normalise::Sendable;
-use crate::conversation::{Block, Role, ToolResult};
+use crate::conversation::{Block, ResultBlock, Role, ToolResult};
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Done, Event, Plan, StateOrder};
 use crate::limits::Policy;
@@ -102,7 +106,6 @@ pub struct PoolTransport {
 struct Inner {
     table: Arc<Table>,
     guard: Arc<Guard>,
-    reseed: Reseed,
     laboratory: bool,
     tasks: TaskTracker,
     /// Why the pool serves no more: credits came into use.
@@ -128,11 +131,13 @@ impl PoolTransport {
     pub fn new(options: PoolOptions) -> Result<Self> {
         let laboratory = options.lab_upstream.is_some();
         let snapshot = surroundings(laboratory, options.lab_home.as_deref())?;
-        let installed = Arc::new(Installed::new(
+        let installed = Installed::new(
             options.claude_path.clone(),
             snapshot.clone(),
             options.inherited_credentials,
-        ));
+        );
+        let certificates = options.certificates.as_ref().or(options.state_dir.as_ref());
+        let installed = Arc::new(installed.with_certificates(certificates.map(PathBuf::as_path)));
         let default = match laboratory {
             true => Policy::Off,
             false => Policy::default_of(TransportKind::Pool),
@@ -152,7 +157,6 @@ impl PoolTransport {
             inner: Arc::new(Inner {
                 table,
                 guard,
-                reseed: options.reseed,
                 laboratory,
                 tasks,
                 stopped: OnceLock::new(),
@@ -204,6 +208,8 @@ impl Drop for PoolTransport {
 struct Call<'a> {
     prepared: &'a Prepared<'a>,
     settings: sync::Settings,
+    /// Decided with each try.
+    ways: Ways,
     events: &'a mut EventSender,
     started: Instant,
     cancelled: CancellationToken,
@@ -237,7 +243,8 @@ impl Inner {
             let _ = events.try_send(Event::Notice(notice));
         }
         let mut call = Call {
-            settings: prepared.settings(),
+            settings: prepared.settings(&Ways::NONE),
+            ways: Ways::NONE,
             prepared: &prepared,
             events: &mut events,
             started,

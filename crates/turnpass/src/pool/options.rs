@@ -9,10 +9,9 @@ use crate::limits::budget::Budgets;
 use crate::relay::LoopbackUrl;
 
 /// How a conversation is given to a process that does not have it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reseed {
     /// As the CLI's own messages: calls, results, images and signed thinking stay what they are.
-    #[default]
     Native,
     /// As one user message that tells the whole conversation: the pool document's way. Calls and results are text then,
     /// images and documents stay, and thinking is left out. The same holds for what is told to a resumed conversation
@@ -21,10 +20,9 @@ pub enum Reseed {
 }
 
 /// How the host's tools are served to the CLI.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ToolCarrier {
     /// Over the CLI's own input and output: no port, no token, no process.
-    #[default]
     InBand,
     /// By a listener on loopback behind a bearer: the pool document's way. A process is told of it with its start, so no
     /// process is kept ready for the next conversation, and each answer waits until the CLI has taken what was written to
@@ -35,10 +33,12 @@ pub enum ToolCarrier {
 /// How a pool is set up.
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
-    /// How a conversation is given to a process that does not have it.
-    pub reseed: Reseed,
-    /// How the host's tools are served.
-    pub tools: ToolCarrier,
+    /// How a conversation is given to a process that does not have it. `None` is native where the CLI was certified for it,
+    /// else a transcript; what is set is refused where the CLI was seen not to do it.
+    pub reseed: Option<Reseed>,
+    /// How the host's tools are served. `None` is in-band where the CLI was certified for it, else HTTP; what is set is
+    /// refused where the CLI was seen not to do it.
+    pub tools: Option<ToolCarrier>,
     /// Where the CLI is; `None` searches for it.
     pub claude_path: Option<PathBuf>,
     /// What to do when our environment names a credential.
@@ -57,6 +57,8 @@ pub struct PoolOptions {
     /// Without it a stored conversation is forked and never resumed, since nobody can tell whether another program has
     /// it.
     pub state_dir: Option<PathBuf>,
+    /// Where certificates of the installed CLI are kept (`turnpass doctor --certify`); `None` is `state_dir`.
+    pub certificates: Option<PathBuf>,
     /// A loopback upstream in place of the service.
     pub lab_upstream: Option<LoopbackUrl>,
     /// The CLI's HOME in a laboratory run.
@@ -69,8 +71,8 @@ pub struct PoolOptions {
 impl Default for PoolOptions {
     fn default() -> Self {
         Self {
-            reseed: Reseed::default(),
-            tools: ToolCarrier::default(),
+            reseed: None,
+            tools: None,
             claude_path: None,
             inherited_credentials: InheritedCredentials::default(),
             memory_budget_bytes: 8 * PROCESS_BYTES,
@@ -78,6 +80,7 @@ impl Default for PoolOptions {
             usage_gate: None,
             budgets: Budgets::default(),
             state_dir: None,
+            certificates: None,
             lab_upstream: None,
             lab_home: None,
             record: None,

@@ -3,6 +3,7 @@
 use super::keys::{self, Key};
 use super::launcher::Shape;
 use super::sync::Settings;
+use super::ways::Ways;
 use crate::conversation::digest::Digest;
 use crate::conversation::names;
 use crate::conversation::normalise::{NormaliseOptions, Normalised, normalise};
@@ -20,8 +21,10 @@ pub(crate) struct Prepared<'a> {
     pub(crate) request: &'a Request,
     pub(crate) key: Key,
     pub(crate) persists: bool,
-    pub(crate) shape: Shape,
+    shape: Shape,
     pub(crate) fit: Fit,
+    /// Whether the body of its requests is to have settings of the host's.
+    pub(crate) has_extra: bool,
     pub(crate) catalogue: Catalogue,
     pub(crate) history: Normalised<'a>,
     pub(crate) limits: Limits,
@@ -54,6 +57,7 @@ impl<'a> Prepared<'a> {
                 system: request.system.clone(),
                 extra: fit::extra_body_text(None, &fields),
             },
+            has_extra: !fields.is_empty(),
             catalogue,
             history,
             limits: prepared::bounded(request.limits),
@@ -61,11 +65,20 @@ impl<'a> Prepared<'a> {
         })
     }
 
+    /// The process that it needs: with its effort, where that is fixed at the start.
+    pub(crate) fn shape(&self, ways: &Ways) -> Shape {
+        Shape {
+            effort: self.fit.effort.filter(|_| !ways.sets_effort),
+            ..self.shape.clone()
+        }
+    }
+
     /// What it is to be served with.
-    pub(crate) fn settings(&self) -> Settings {
+    pub(crate) fn settings(&self, ways: &Ways) -> Settings {
+        let shape = self.shape(ways);
         let place = format!(
-            "{:?} {:?} {:?} {}",
-            self.shape.directory, self.shape.time_zone, self.shape.thinking, self.shape.persists
+            "{:?} {:?} {:?} {} {:?}",
+            shape.directory, shape.time_zone, shape.thinking, shape.persists, shape.effort
         );
         Settings {
             model: self.request.model.clone(),

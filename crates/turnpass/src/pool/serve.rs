@@ -15,6 +15,7 @@ impl Inner {
             self.table.show(&prepared.key, None);
             self.table.discard(dead);
         }
+        self.decide(call, held.as_ref()).await?;
         let lock = self.lock(held, given);
         let plan = self.plan(call, held, given, lock.is_some());
         tracing::debug!(key = prepared.key.as_str(), plan = ?plan.kind, reason = %plan.reason, "planned");
@@ -116,6 +117,36 @@ impl Inner {
         }
     }
 
+    /// Which ways the request takes: those of the live process, else those of the installed CLI, which may refuse it by the
+    /// name of a check. A live process costs no look at the program.
+    pub(super) async fn decide(
+        &self,
+        call: &mut Call<'_>,
+        live: Option<&Session>,
+    ) -> Result<(), Failed> {
+        let prepared = call.prepared;
+        let ways = match live {
+            Some(live) => live.ways,
+            None => {
+                let ways = within_start(call, self.table.launcher.ways());
+                let (ways, notice) = unless_cancelled(call, ways)
+                    .await
+                    .ok_or(Failed::Cancelled)???;
+                let catalogue = Some(&prepared.catalogue).filter(|_| !ways.long_descriptions);
+                let cut = catalogue.and_then(notices::cut_descriptions);
+                for notice in notice.into_iter().chain(cut) {
+                    // A host that is gone is noticed later.
+                    let _ = call.events.try_send(Event::Notice(notice));
+                }
+                ways
+            }
+        };
+        ways.check_extra_body(prepared.has_extra)?;
+        call.settings = prepared.settings(&ways);
+        call.ways = ways;
+        Ok(())
+    }
+
     /// The lock of the stored conversation, when it may be resumed.
     pub(super) fn lock(&self, held: &Held, given: Option<&Given>) -> Option<SessionLock> {
         let Some(Ok(stored)) = given.filter(|_| held.is_none()) else {
@@ -167,6 +198,8 @@ impl Inner {
                 settings: &call.settings,
                 keeps_state: prepared.persists,
                 lock_held,
+                resumes: call.ways.resumes,
+                forks: call.ways.forks,
             },
         )
     }
@@ -241,10 +274,8 @@ impl Inner {
             model: &prepared.fit.model,
             lock,
         });
-        let tools = &prepared.catalogue;
-        let start = self
-            .table
-            .start(&prepared.shape, &prepared.key, tools, stored);
+        let (tools, shape) = (&prepared.catalogue, prepared.shape(&call.ways));
+        let start = self.table.start(&shape, &prepared.key, tools, stored);
         let starts = unless_cancelled(call, within_start(call, start));
         let mut session = starts.await.ok_or(Failed::Cancelled)???;
         self.table.watch(&prepared.key, &session);

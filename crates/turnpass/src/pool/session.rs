@@ -24,8 +24,10 @@ use super::hearing::{Heard, Hearing};
 use super::launcher::Shape;
 use super::lines::{self, Lines};
 use super::lock::SessionLock;
+use super::options::Reseed;
 use super::status::Shown;
 use super::sync::{self, Record};
+use super::ways::Ways;
 use crate::cli::isolation::{Expected, InitVerdict};
 use crate::cli::launch::{MCP_SERVER, refused_option};
 use crate::cli::places::Place;
@@ -83,6 +85,8 @@ pub(crate) struct Session {
     /// Control requests without an answer, and answers that nobody took yet.
     asked: BTreeMap<String, Option<Result<Box<RawValue>, String>>>,
     carrier: Carrier,
+    /// As its program was certified when it was started.
+    pub(crate) ways: Ways,
     pairing: Pairing<Address>,
     phase: Phase,
     /// The line that asked last.
@@ -135,7 +139,7 @@ impl Session {
     /// Takes over a started process. Its end is among `tasks` from here on.
     pub(crate) fn new(
         (mut group, raw): (ChildGroup, Option<RawFile>),
-        carrier: Carrier,
+        (carrier, ways): (Carrier, Ways),
         dir: PrivateDir,
         place: Place,
         shape: Shape,
@@ -159,6 +163,7 @@ impl Session {
             ids: RequestIds::new("turnpass"),
             asked: BTreeMap::new(),
             carrier,
+            ways,
             pairing: Pairing::default(),
             phase: Phase::Idle,
             line: None,
@@ -238,7 +243,12 @@ impl Session {
             let id = self.next_control()?;
             burst.extend_from_slice(in_band::initialize(&id, &wanted.system, announced).as_bytes());
         }
-        if let Some(settings) = settings_of(wanted, self.fit.as_ref(), self.has_model, self.gate) {
+        // Before the first line only: later it would leave command text in the conversation (2.1.294 to 2.1.332).
+        let sets_model = match &self.fit {
+            None => !self.has_model,
+            Some(has) => has.model != wanted.model && !self.record.is_touched(),
+        };
+        if let Some(settings) = settings_of(wanted, self.fit.as_ref(), sets_model, self.gate) {
             let settings = to_raw_value(&settings)
                 .map_err(|_| Error::new(ErrorCode::Internal, "settings are not JSON"))?;
             let request = ControlRequest::ApplyFlagSettings {
@@ -355,6 +365,12 @@ impl Session {
         self.lock = SessionLock::take(dir, &self.cli_session);
     }
 
+    /// Whether messages of a history go to it one by one.
+    pub(crate) fn takes_frames(&self) -> bool {
+        let is_new = self.record.len() == 0;
+        self.ways.reseed == Reseed::Native && (is_new || self.ways.frames_live)
+    }
+
     /// How it is shown to other programs.
     pub(crate) fn shown(&self, key: &str) -> Shown {
         Shown {
@@ -420,12 +436,11 @@ impl Session {
     }
 }
 
-/// The settings that make a process fit; a model only before the first line, since later it would leave command text in
-/// the conversation (2.1.294 to 2.1.332).
+/// The settings that make a process fit.
 fn settings_of(
     wanted: &Fit,
     has: Option<&Fit>,
-    has_model: bool,
+    sets_model: bool,
     gate: &str,
 ) -> Option<serde_json::Value> {
     let mut env = json!({"CLAUDE_CODE_EXTRA_BODY": wanted.extra});
@@ -434,11 +449,12 @@ fn settings_of(
         env["CLAUDE_CODE_BLOCKING_LIMIT_OVERRIDE"] = gate.into();
     }
     let effort = wanted.effort.map(Effort::as_str);
+    if sets_model {
+        return Some(json!({"model": wanted.model, "effortLevel": effort, "env": env}));
+    }
     match has {
-        None if has_model => Some(json!({"effortLevel": effort, "env": env})),
-        None => Some(json!({"model": wanted.model, "effortLevel": effort, "env": env})),
         Some(has) if (has.effort, &has.extra) == (wanted.effort, &wanted.extra) => None,
-        Some(_) => Some(json!({"effortLevel": effort, "env": env})),
+        _ => Some(json!({"effortLevel": effort, "env": env})),
     }
 }
 

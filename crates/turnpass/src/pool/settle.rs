@@ -148,7 +148,7 @@ impl Inner {
         }
         session.lock_own(self.table.launcher.pool_dir.as_deref());
         // Once this conversation has what it needs: a start takes one core for a third of a second.
-        self.table.keep_spare(&session.shape);
+        self.table.keep_spare(&session.shape, session.ways.tools);
         let shown = session.shown(call.prepared.key.as_str()).plan(how);
         self.table.show(&call.prepared.key, Some(shown));
         **held = Some(session);

@@ -142,6 +142,7 @@ impl Inner {
             self.table.show(&prepared.key, None);
             self.table.discard(dead);
         }
+        self.decide(call, held.as_ref()).await?;
         // A summary keeps no state, so this goes on with the live process or tells everything anew.
         let plan = self.plan(call, &held, None, false);
         let (live, source) = match &*held {
@@ -269,7 +270,7 @@ impl Inner {
     async fn process_apart(&self, call: &Call<'_>, takes_up: Option<&Source>) -> Result<Session> {
         let prepared = call.prepared;
         let key = prepared.key.of_summary();
-        let shape = prepared.shape.for_summary();
+        let shape = prepared.shape(&call.ways).for_summary();
         let stored = takes_up.map(|source| Stored {
             session: &source.session,
             at: &source.at,
@@ -433,6 +434,10 @@ impl Call<'_> {
 
 /// Where the summary's history leaves the live conversation, if that is the stored one as it stands.
 fn source(call: &Call<'_>, live: &Session, given: Option<&Given>) -> Result<Source, String> {
+    if !call.ways.forks {
+        let check = crate::certify::Check::ForkAt;
+        return Err(format!("this CLI does not pass the check {check}"));
+    }
     if let Some(code) = call.fork_failed {
         return Err(format!("a fork failed ({code})"));
     }

@@ -72,8 +72,7 @@ impl Table {
             places: Places::within(options.memory_budget_bytes),
             makes_room: tokio::sync::Mutex::default(),
             spare: Mutex::default(),
-            // A listener's tools are told to a process with its start, when nobody knows yet which they will be.
-            keeps_spare: options.spare && options.tools == ToolCarrier::InBand,
+            keeps_spare: options.spare,
             board,
             tasks,
             closing: CancellationToken::new(),
@@ -168,7 +167,11 @@ impl Table {
     }
 
     /// Starts a process ahead of the next conversation, if the budget has a free place.
-    pub(crate) fn keep_spare(self: &Arc<Self>, shape: &Shape) {
+    pub(crate) fn keep_spare(self: &Arc<Self>, shape: &Shape, tools: ToolCarrier) {
+        // A listener's tools are told to a process with its start, when nobody knows yet which they will be.
+        if tools == ToolCarrier::Http {
+            return;
+        }
         let ends = self.closing.is_cancelled() || self.halted.load(Ordering::Relaxed);
         if !self.keeps_spare || !shape.persists || ends {
             return;

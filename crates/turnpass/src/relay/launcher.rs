@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_util::task::TaskTracker;
@@ -10,6 +11,7 @@ use tokio_util::task::TaskTracker;
 use super::kept::{REAL_LINE_BYTES, Running, WARM_LINE_BYTES};
 use super::lane::Lane;
 use super::prepared::{Prepared, ToolCarrier};
+use super::ways::{Asked, Ways, ways};
 use crate::cli::environment::{Base, Environment, InheritedCredentials, Snapshot};
 use crate::cli::installed::Installed;
 use crate::cli::isolation::Expected;
@@ -19,6 +21,7 @@ use crate::cli::launch::{
 use crate::cli::private_dir::{PrivateDir, roots};
 use crate::cli::starts::Starts;
 use crate::error::{Error, ErrorCode, Result};
+use crate::event::Notice;
 use crate::models;
 use crate::models::discovery::Discovered;
 use crate::models::known::KnownModels;
@@ -39,9 +42,20 @@ pub(crate) struct Launcher {
     inherited: InheritedCredentials,
     tool_server: Option<PathBuf>,
     record: Option<PathBuf>,
+    /// The host was told that nothing is known of the CLI.
+    told: AtomicBool,
     learned: Mutex<BTreeSet<String>>,
     starts: Starts,
     tasks: TaskTracker,
+}
+
+/// The installed CLI, and how it is to be used.
+pub(crate) struct Decided {
+    pub(crate) ways: Ways,
+    /// What the host is told of it, once.
+    pub(crate) notice: Option<Notice>,
+    /// The executable and its version, in a word that changes with an update.
+    pub(crate) program: String,
 }
 
 /// What is to be started.
@@ -81,21 +95,27 @@ impl Launcher {
             inherited,
             tool_server,
             record,
+            told: AtomicBool::new(false),
             learned: Mutex::default(),
             starts: Starts::new(STARTS),
             tasks,
         }
     }
 
-    /// The executable and its version as they are now, in a word that changes with an update. Checks the version's
-    /// floor; costs a process of some milliseconds when the file has changed.
-    pub(crate) async fn program(&self) -> Result<String> {
+    /// The installed CLI as it is now, and how it is to be used. Checks the version's floor; costs a process of some
+    /// milliseconds when the file has changed.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Installed::checked`]; `version_incompatible` that names the check that fails.
+    pub(crate) async fn decide(&self, asked: Asked, has_tools: bool) -> Result<Decided> {
         let found = self.installed.checked().await?;
-        Ok(format!(
-            "{} {}",
-            found.executable.path.display(),
-            found.version
-        ))
+        let notice = found.standing.notice();
+        Ok(Decided {
+            ways: ways(&found.standing, asked, has_tools)?,
+            notice: notice.filter(|_| !self.told.swap(true, Ordering::Relaxed)),
+            program: format!("{} {}", found.executable.path.display(), found.version),
+        })
     }
 
     /// Asks the CLI for its models, and keeps what it tells.

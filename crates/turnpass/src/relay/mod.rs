@@ -8,11 +8,12 @@
 //! # The story of one generation
 //!
 //! 1. `prepared`: everything that can be wrong with a request is found before anything is started.
-//! 2. [`ProcessMode::Warm`]: a kept process is taken from the `stable`, set to what is needed (`fit`), and given the
+//! 2. `ways`: what the CLI was certified to do decides how it is used, or refuses it by the name of a check.
+//! 3. [`ProcessMode::Warm`]: a kept process is taken from the `stable`, set to what is needed (`fit`), and given the
 //!    placeholder, all in one write. [`ProcessMode::PerRequest`]: a process is started for it.
-//! 3. `lane` and `admission`: the CLI's request takes the one admission; later ones are refused with 410.
-//! 4. `exchange`: the request gets the host's messages and goes out; the answer is decoded as it passes (`reading`).
-//! 5. `completion`: the rest of the answer, tool calls first of all, is released when service and CLI agree.
+//! 4. `lane` and `admission`: the CLI's request takes the one admission; later ones are refused with 410.
+//! 5. `exchange`: the request gets the host's messages and goes out; the answer is decoded as it passes (`reading`).
+//! 6. `completion`: the rest of the answer, tool calls first of all, is released when service and CLI agree.
 //!
 //! Nothing certifies this way of using a subscription, so a relay is off unless it is chosen, and says so once.
 //!
@@ -39,12 +40,14 @@ mod renewal;
 mod service;
 mod stable;
 pub(crate) mod upstream;
+mod ways;
 
 use std::fmt;
 use std::future::Future;
+use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
@@ -52,12 +55,13 @@ use tokio_util::task::TaskTracker;
 use self::exchange::{Ended, Exchange};
 use self::fit::{Fit, Key};
 use self::kept::Kept;
-use self::launcher::{Launcher, Shape};
+use self::launcher::{Decided, Launcher, Shape};
 use self::prepared::Prepared;
 use self::remains::{Remains, is_reusable};
 use self::service::Service;
 use self::stable::{Need, RELAUNCHES, Stable, closed};
 use self::upstream::Upstream;
+use self::ways::Ways;
 use crate::cli::installed::{Installed, surroundings};
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Event, Notice, Plan, PlanKind};
@@ -85,8 +89,9 @@ pub struct RelayTransport {
 struct Inner {
     stable: Arc<Stable>,
     upstream: Upstream,
-    process: ProcessMode,
-    tools: ToolCarrier,
+    asked: ways::Asked,
+    /// How the last request was served; none before the first.
+    last: Mutex<Option<Ways>>,
     guard: Arc<Guard>,
     warned: AtomicBool,
 }
@@ -94,8 +99,7 @@ struct Inner {
 impl fmt::Debug for RelayTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RelayTransport")
-            .field("process", &self.inner.process)
-            .field("tools", &self.inner.tools)
+            .field("asked", &self.inner.asked)
             .field("upstream", &self.inner.upstream)
             .field("idle", &self.inner.stable.idle_count())
             .finish_non_exhaustive()
@@ -115,11 +119,13 @@ impl RelayTransport {
             .get("NODE_EXTRA_CA_CERTS")
             .and_then(|path| std::fs::read(path).ok());
         let upstream = Upstream::new(options.lab_upstream.as_ref(), authorities.as_deref())?;
-        let installed = Arc::new(Installed::new(
+        let installed = Installed::new(
             options.claude_path,
             snapshot.clone(),
             options.inherited_credentials,
-        ));
+        );
+        let certificates = options.certificates.as_ref().or(options.state_dir.as_ref());
+        let installed = Arc::new(installed.with_certificates(certificates.map(PathBuf::as_path)));
         let default = match upstream.is_laboratory() {
             true => Policy::Off,
             false => Policy::default_of(TransportKind::Relay),
@@ -147,8 +153,11 @@ impl RelayTransport {
             inner: Arc::new(Inner {
                 stable,
                 upstream,
-                process: options.process,
-                tools: options.tools,
+                asked: ways::Asked {
+                    process: options.process,
+                    tools: options.tools,
+                },
+                last: Mutex::default(),
                 guard,
                 warned: AtomicBool::new(false),
             }),
@@ -163,10 +172,11 @@ impl RelayTransport {
     /// What the request itself would fail with before it is sent.
     pub async fn warm_up(&self, request: &Request) -> Result<()> {
         let thinking = request.thinking;
-        let prepared = Prepared::new(request.clone(), self.inner.tools)?;
+        let mut prepared = Prepared::new(request.clone(), self.inner.likely())?;
+        let decided = self.inner.decide(&mut prepared).await?;
         self.inner.stable.check_effort(&prepared).await?;
-        let need = self.inner.need(&prepared, thinking).await?;
-        if self.inner.process == ProcessMode::Warm {
+        if decided.ways.process == ProcessMode::Warm {
+            let need = need(&decided, &prepared, thinking);
             self.inner.stable.make_ready(&need).await?;
         }
         Ok(())
@@ -185,7 +195,9 @@ impl Transport for RelayTransport {
     }
 
     fn process_word(&self) -> Option<&'static str> {
-        Some(self.inner.process.as_str())
+        let asked = self.inner.asked.process;
+        let process = asked.or_else(|| self.inner.last().map(|ways| ways.process));
+        process.map(ProcessMode::as_str)
     }
 
     fn generate(&self, request: Request) -> Generation {
@@ -225,24 +237,28 @@ impl Inner {
         let place = request.place.clone();
         let thinking = request.thinking;
         let asked = Asked::of(&request);
-        let prepared = match Prepared::new(request, self.tools) {
+        let mut prepared = match Prepared::new(request, self.likely()) {
             Ok(prepared) => prepared,
             Err(error) => return events.fail(error).await,
         };
-        for notice in self.notices(&prepared) {
-            // A host that is gone is noticed below.
-            let _ = events.try_send(Event::Notice(notice));
-        }
         let result = tokio::select! {
             result = async {
+                let mut decided = self.decide(&mut prepared).await?;
+                for notice in self.notices(&prepared, &mut decided) {
+                    // A host that is gone is noticed below.
+                    let _ = events.try_send(Event::Notice(notice));
+                }
                 self.stable.check_effort(&prepared).await?;
                 let ticket = self.guard.before(asked, events.notifier(), &cancelled).await?;
                 if let Some(notice) = ticket.pending() {
                     let _ = events.try_send(Event::Notice(notice));
                 }
                 let service = self.service(&ticket);
-                match self.process {
-                    ProcessMode::Warm => self.warm(service, &prepared, thinking, &mut events, started).await,
+                match decided.ways.process {
+                    ProcessMode::Warm => {
+                        let need = need(&decided, &prepared, thinking);
+                        self.warm(service, &prepared, need, &mut events, started).await
+                    }
                     ProcessMode::PerRequest => {
                         let shape = Shape::PerRequest { prepared: &prepared, thinking, place: &place };
                         self.per_request(service, &shape, &prepared, &mut events, started).await
@@ -261,38 +277,43 @@ impl Inner {
         }
     }
 
-    fn notices(&self, prepared: &Prepared) -> Vec<Notice> {
-        // Nothing of a laboratory run reaches the service, so there is nothing to certify or to charge.
-        let first = !self.upstream.is_laboratory() && !self.warned.swap(true, Ordering::Relaxed);
-        notices::of(self.upstream.is_laboratory(), first, &prepared.changes)
+    /// Where the tools travel, until the program is known: to find what is wrong with a request first.
+    fn likely(&self) -> ToolCarrier {
+        let last = || self.last().map(|ways| ways.tools);
+        self.asked.tools.or_else(last).unwrap_or_default()
     }
 
-    async fn need(&self, prepared: &Prepared, thinking: ThinkingDisplay) -> Result<Need> {
-        let in_band = launcher::mcp(prepared);
-        Ok(Need {
-            key: Key {
-                program: self.stable.program().await?,
-                thinking,
-                has_system: !prepared.fit.system.is_empty(),
-                in_band: in_band
-                    .map(|catalogue| catalogue.digest().to_string())
-                    .unwrap_or_default(),
-            },
-            fit: prepared.fit.clone(),
-            session: prepared.session.clone(),
-            in_band: in_band.cloned(),
-        })
+    fn last(&self) -> Option<Ways> {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which ways the request takes with the installed CLI, which may refuse it by the name of a check.
+    async fn decide(&self, prepared: &mut Prepared) -> Result<Decided> {
+        let has_tools = !prepared.catalogue.is_empty();
+        let decided = self.stable.decide(self.asked, has_tools).await?;
+        prepared.carry(decided.ways.tools);
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(decided.ways);
+        Ok(decided)
+    }
+
+    fn notices(&self, prepared: &Prepared, decided: &mut Decided) -> Vec<Notice> {
+        let catalogue = Some(&prepared.catalogue).filter(|_| !decided.ways.long_descriptions);
+        let cut = catalogue.and_then(notices::cut_descriptions);
+        // Nothing of a laboratory run reaches the service, so there is nothing to certify or to charge.
+        let first = !self.upstream.is_laboratory() && !self.warned.swap(true, Ordering::Relaxed);
+        let mut all = notices::of(self.upstream.is_laboratory(), first, &prepared.changes);
+        all.extend(decided.notice.take().into_iter().chain(cut));
+        all
     }
 
     async fn warm(
         &self,
         service: Service<'_>,
         prepared: &Prepared,
-        thinking: ThinkingDisplay,
+        need: Need,
         events: &mut EventSender,
         started: Instant,
     ) -> Result<()> {
-        let need = self.need(prepared, thinking).await?;
         let (mut relaunches, mut replacements) = (0, 0);
         while relaunches <= RELAUNCHES {
             let mut kept = within_start(prepared, started, self.stable.take(&need)).await?;
@@ -408,7 +429,7 @@ impl Inner {
                 within_start(prepared, started, self.stable.start_alone(shape)).await?;
             let how = Plan {
                 kind: PlanKind::Fresh,
-                reason: "a process for each request was asked for".to_owned(),
+                reason: "each request has a process of its own".to_owned(),
             };
             let seat = running.seat(None, 0, false);
             let exchange = Exchange::new(
@@ -453,6 +474,24 @@ impl Inner {
             }
         }
         Err(undisableable())
+    }
+}
+
+/// What the request needs of a kept process.
+fn need(decided: &Decided, prepared: &Prepared, thinking: ThinkingDisplay) -> Need {
+    let in_band = launcher::mcp(prepared);
+    Need {
+        key: Key {
+            program: decided.program.clone(),
+            thinking,
+            has_system: !prepared.fit.system.is_empty(),
+            in_band: in_band
+                .map(|catalogue| catalogue.digest().to_string())
+                .unwrap_or_default(),
+        },
+        fit: prepared.fit.clone(),
+        session: prepared.session.clone(),
+        in_band: in_band.cloned(),
     }
 }
 

@@ -1,6 +1,8 @@
 //! What the host is told before its answer. Pure.
 
+use crate::conversation::names;
 use crate::event::Notice;
+use crate::tools::Catalogue;
 
 /// The sentence that a relay's first generation carries.
 pub const UNCERTIFIED: &str = "The relay replaces the messages of the CLI's own request. Anthropic's guidance on using \
@@ -19,6 +21,24 @@ pub(crate) fn of(laboratory: bool, first: bool, changes: &[String]) -> Vec<Notic
         (!changes.is_empty()).then_some(Notice::Normalised { changes }),
     ];
     found.into_iter().flatten().collect()
+}
+
+/// Characters of a description from which on a CLI that does not pass `descriptions_whole` cuts it (2.1.294 to 2.1.332 without
+/// the setting that lifts it).
+const LONG_DESCRIPTION_CHARS: usize = 2_048;
+
+/// Which tools' descriptions a CLI cuts that does not pass them on whole.
+pub(crate) fn cut_descriptions(catalogue: &Catalogue) -> Option<Notice> {
+    let long: Vec<_> = catalogue
+        .long_descriptions(LONG_DESCRIPTION_CHARS)
+        .map(names::shown)
+        .collect();
+    (!long.is_empty()).then(|| Notice::Other {
+        text: format!(
+            "the installed CLI cuts descriptions of tools at {LONG_DESCRIPTION_CHARS} characters: {}",
+            long.join(", ")
+        ),
+    })
 }
 
 #[cfg(test)]

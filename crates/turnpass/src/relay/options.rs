@@ -13,10 +13,12 @@ use crate::limits::budget::Budgets;
 /// How a relay is set up.
 #[derive(Clone, Debug)]
 pub struct RelayOptions {
-    /// Kept processes, or one a request.
-    pub process: ProcessMode,
-    /// How the host's tools reach the service.
-    pub tools: ToolCarrier,
+    /// Kept processes, or one a request. `None` keeps them where the CLI was certified for it; what is set is refused where
+    /// the CLI was seen not to do it.
+    pub process: Option<ProcessMode>,
+    /// How the host's tools reach the service. `None` is in the extra body unless the CLI was seen not to pass that on; what
+    /// is set is refused then.
+    pub tools: Option<ToolCarrier>,
     /// Where the CLI is; `None` searches for it.
     pub claude_path: Option<PathBuf>,
     /// The turnpass program, which serves tools over stdio; needed only for [`ToolCarrier::Mcp`] with
@@ -35,6 +37,8 @@ pub struct RelayOptions {
     /// Where requests and tokens are counted, and the latest usage and models are kept; `None` counts in memory, and only
     /// for budgets.
     pub state_dir: Option<PathBuf>,
+    /// Where certificates of the installed CLI are kept (`turnpass doctor --certify`); `None` is `state_dir`.
+    pub certificates: Option<PathBuf>,
     /// A loopback upstream in place of the service.
     pub lab_upstream: Option<LoopbackUrl>,
     /// The CLI's HOME in a laboratory run.
@@ -46,8 +50,8 @@ pub struct RelayOptions {
 impl Default for RelayOptions {
     fn default() -> Self {
         Self {
-            process: ProcessMode::default(),
-            tools: ToolCarrier::default(),
+            process: None,
+            tools: None,
             claude_path: None,
             tool_server: None,
             inherited_credentials: InheritedCredentials::default(),
@@ -56,6 +60,7 @@ impl Default for RelayOptions {
             usage_gate: None,
             budgets: Budgets::default(),
             state_dir: None,
+            certificates: None,
             lab_upstream: None,
             lab_home: None,
             record: None,

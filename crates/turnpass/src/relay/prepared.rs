@@ -96,11 +96,9 @@ impl Prepared {
             return Err(Error::new(ErrorCode::RequestInvalid, what));
         }
         let catalogue = Catalogue::build(&request.tools)?;
-        let in_body = carrier == ToolCarrier::ExtraBody && !catalogue.is_empty();
-        let tools = in_body.then(|| catalogue.request_json());
         let published = |host: &str| names::published(host).unwrap_or_else(|_| host.to_owned());
         let fields = fit::extra_body(&request.sampling, request.effort, published);
-        let extra = fit::extra_body_text(tools, &fields);
+        let extra = extra_text(carrier, &catalogue, &fields);
         let (encoded, changes) = encoded(&request.messages, Ttl::OneHour, MARKS)?;
         let tools_bytes = catalogue.request_json().get().len();
         let tokens = models::estimate_tokens(&request.system, tools_bytes, &request.messages);
@@ -122,6 +120,15 @@ impl Prepared {
             messages: request.messages,
             encoded,
         })
+    }
+
+    /// Lets the tools travel in another way.
+    pub(crate) fn carry(&mut self, carrier: ToolCarrier) {
+        if self.carrier == carrier {
+            return;
+        }
+        self.carrier = carrier;
+        self.fit.extra = extra_text(carrier, &self.catalogue, &self.fields);
     }
 
     /// Maps published tool names back to the host's.
@@ -181,6 +188,12 @@ impl Prepared {
         }
         Ok(())
     }
+}
+
+/// The text of the extra-body setting, with the tools if they travel in it.
+fn extra_text(carrier: ToolCarrier, catalogue: &Catalogue, fields: &Map<String, Value>) -> String {
+    let in_body = carrier == ToolCarrier::ExtraBody && !catalogue.is_empty();
+    fit::extra_body_text(in_body.then(|| catalogue.request_json()), fields)
 }
 
 /// The CLI merges `output_config` key by key (all three versions), so there it may have more than was given.

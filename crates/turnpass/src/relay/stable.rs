@@ -12,8 +12,9 @@ use tokio_util::task::TaskTracker;
 
 use super::fit::{self, Fit, Key};
 use super::kept::{Kept, Primed, Running};
-use super::launcher::{Launcher, Shape};
+use super::launcher::{Decided, Launcher, Shape};
 use super::prepared::Prepared;
+use super::ways::Asked;
 use crate::cli::places::{Place, Places};
 use crate::cli::starts::Starts;
 use crate::error::{Error, ErrorCode, Result};
@@ -217,9 +218,9 @@ impl Stable {
         self.launcher.learn(plugins);
     }
 
-    /// The key of the installed CLI as it is now.
-    pub(crate) async fn program(&self) -> Result<String> {
-        self.launcher.program().await
+    /// The installed CLI as it is now, and how it is to be used.
+    pub(crate) async fn decide(&self, asked: Asked, has_tools: bool) -> Result<Decided> {
+        self.launcher.decide(asked, has_tools).await
     }
 
     /// Asks the CLI for its models.

@@ -17,6 +17,7 @@ use super::hearing::{Hearing, Said};
 use super::options::Carrier;
 use super::prepared::{Prepared, Script};
 use super::running::{ASK_TO_END, Running};
+use super::ways::Ways;
 use crate::cli::isolation::InitVerdict;
 use crate::conversation::frames::{Content, Kind};
 use crate::conversation::{Role, names};
@@ -51,7 +52,7 @@ pub(crate) struct Driver<'a> {
     running: &'a mut Running,
     hearing: Hearing,
     prepared: &'a Prepared,
-    carrier: Carrier,
+    ways: Ways,
     ticket: &'a Ticket,
     events: &'a mut EventSender,
     queue: VecDeque<Event>,
@@ -76,19 +77,19 @@ impl<'a> Driver<'a> {
     pub(crate) fn new(
         running: &'a mut Running,
         hearing: Hearing,
-        (prepared, carrier): (&'a Prepared, Carrier),
+        (prepared, ways): (&'a Prepared, Ways),
         ticket: &'a Ticket,
         events: &'a mut EventSender,
         started: Instant,
     ) -> Self {
         let tools = !prepared.catalogue.is_empty();
-        let in_band = tools && carrier == Carrier::InBand;
+        let in_band = tools && ways.tools == Carrier::InBand;
         Self {
             server: in_band.then(|| Server::new(&prepared.catalogue, Policy::Proposing)),
             running,
             hearing,
             prepared,
-            carrier,
+            ways,
             ticket,
             events,
             queue: VecDeque::new(),
@@ -138,7 +139,8 @@ impl<'a> Driver<'a> {
             StopReason::MaxTokens | StopReason::ContextWindowExceeded
         );
         let silent = !finished.has_calls() && finished.message.text().is_empty();
-        match cut || silent {
+        let refused = matches!(finished.stop, StopReason::Refusal { .. });
+        match cut || silent || (refused && !self.ways.refused_once) {
             true => EndPolicy::KILL,
             false => ASK_TO_END,
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::DirBuilder;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_util::task::TaskTracker;
@@ -11,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::options::Carrier;
 use super::prepared::Prepared;
 use super::running::{Markers, Running};
+use super::ways::{Asked, Ways, ways};
 use crate::cli::environment::{Base, Environment, InheritedCredentials, Snapshot};
 use crate::cli::installed::Installed;
 use crate::cli::isolation::Expected;
@@ -18,6 +20,7 @@ use crate::cli::launch::{self, Ground, MCP_SERVER, McpServer, Replay};
 use crate::cli::private_dir::{PrivateDir, roots};
 use crate::cli::starts::Starts;
 use crate::error::{Error, ErrorCode, Result};
+use crate::event::Notice;
 use crate::models;
 use crate::record::RawFile;
 use crate::relay::LoopbackUrl;
@@ -33,7 +36,9 @@ pub(crate) struct Launcher {
     pub(crate) installed: Arc<Installed>,
     pub(crate) snapshot: Snapshot,
     pub(crate) inherited: InheritedCredentials,
-    pub(crate) carrier: Carrier,
+    pub(crate) asked: Asked,
+    /// The host was told that nothing is known of the CLI.
+    pub(crate) told: AtomicBool,
     pub(crate) tool_server: Option<PathBuf>,
     pub(crate) retries: u32,
     pub(crate) upstream: Option<LoopbackUrl>,
@@ -52,6 +57,19 @@ impl Launcher {
         let version = self.installed.checked().await?.version;
         let catalogue = models::fallback_catalog(version);
         models::check_effort(&prepared.model, prepared.effort, &catalogue)
+    }
+
+    /// How the installed CLI is to be used, and what the host is told of it, once. Nothing is started but its version.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Installed::checked`]; `version_incompatible` that names the check that fails.
+    pub(crate) async fn ways(&self, has_tools: bool) -> Result<(Ways, Option<Notice>)> {
+        let found = self.installed.checked().await?;
+        let ways = ways(&found.standing, self.asked, has_tools)?;
+        let notice = found.standing.notice();
+        let notice = notice.filter(|_| !self.told.swap(true, Ordering::Relaxed));
+        Ok((ways, notice))
     }
 
     /// Built-in plugins that slipped through.
@@ -79,7 +97,7 @@ impl Launcher {
     }
 
     /// Starts a process. The sign-in is checked first.
-    pub(crate) async fn start(&self, prepared: &Prepared) -> Result<Running> {
+    pub(crate) async fn start(&self, prepared: &Prepared, carrier: Carrier) -> Result<Running> {
         let found = self.installed.checked().await?;
         let sign_in = self.installed.signed_in().await?;
         let turn = self.starts.turn(sign_in.expires_at).await?;
@@ -103,7 +121,7 @@ impl Launcher {
             cwd,
             learned_plugins: self.learned().clone(),
         };
-        let (server, markers) = self.server(prepared, &dir)?.unzip();
+        let (server, markers) = self.server(prepared, carrier, &dir)?.unzip();
         let launch = launch::replay(
             &ground,
             &Replay {
@@ -130,9 +148,10 @@ impl Launcher {
     fn server(
         &self,
         prepared: &Prepared,
+        carrier: Carrier,
         dir: &PrivateDir,
     ) -> Result<Option<(McpServer, Markers)>> {
-        if prepared.catalogue.is_empty() || self.carrier == Carrier::InBand {
+        if prepared.catalogue.is_empty() || carrier == Carrier::InBand {
             return Ok(None);
         }
         let program = self.tool_server.clone().ok_or_else(|| {

@@ -7,11 +7,12 @@
 //! # The story of one generation
 //!
 //! 1. `prepared`: everything that can be wrong with a request is found before anything is started.
-//! 2. `launcher`: a process with all of the CLI's own tools off, one turn or less to go, and private files.
-//! 3. `driver`: nothing is said before the CLI has exactly the host's tools. Then the history: as one message of JSON records
+//! 2. `ways`: what the CLI was certified to do decides how it is used, or refuses it by the name of a check.
+//! 3. `launcher`: a process with all of the CLI's own tools off, one turn or less to go, and private files.
+//! 4. `driver`: nothing is said before the CLI has exactly the host's tools. Then the history: as one message of JSON records
 //!    (`transcript`, the document's way) or as the CLI's own frames ([`History::Native`]).
-//! 4. `hearing`: the CLI's records become events; what it loaded is judged before any of them.
-//! 5. At a stop that the CLI would go on from by itself the process is ended at once; otherwise its own judgement is
+//! 5. `hearing`: the CLI's records become events; what it loaded is judged before any of them.
+//! 6. At a stop that the CLI would go on from by itself the process is ended at once; otherwise its own judgement is
 //!    awaited. Process and files are gone before the end is published.
 //!
 //! # Cancel safety
@@ -26,12 +27,15 @@ mod options;
 mod prepared;
 mod running;
 mod transcript;
+mod ways;
 
 use std::fmt;
 use std::future::Future;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -42,6 +46,8 @@ use self::hearing::Hearing;
 use self::launcher::Launcher;
 use self::prepared::Prepared;
 use self::running::ASK_TO_END;
+use self::ways::{Told, Ways};
+use crate::certify::standing::extra_body_fails;
 use crate::cli::environment::Snapshot;
 use crate::cli::installed::Installed;
 use crate::cli::starts::Starts;
@@ -52,6 +58,7 @@ use crate::limits::guard::{Asked, Guard, GuardOptions, Ticket};
 use crate::limits::probe::Probe;
 use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
 use crate::provider::{EventSender, Generation, Transport};
+use crate::relay::notices;
 use crate::request::{Request, TransportKind};
 use crate::turn::Turn;
 
@@ -72,8 +79,8 @@ pub struct ReplayTransport {
 
 struct Inner {
     launcher: Launcher,
-    history: History,
-    cache_mark: bool,
+    /// How the last history was written down; none before the first.
+    told: Mutex<Option<Told>>,
     guard: Arc<Guard>,
     closing: CancellationToken,
 }
@@ -81,8 +88,7 @@ struct Inner {
 impl fmt::Debug for ReplayTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReplayTransport")
-            .field("history", &self.inner.history)
-            .field("tools", &self.inner.launcher.carrier)
+            .field("asked", &self.inner.launcher.asked)
             .field("upstream", &self.inner.launcher.upstream)
             .finish_non_exhaustive()
     }
@@ -110,12 +116,15 @@ impl ReplayTransport {
             snapshot.set("HOME", home);
             snapshot.remove("CLAUDE_CONFIG_DIR");
         }
-        let carrier = options.carrier();
-        let installed = Arc::new(Installed::new(
+        let asked = options.asked();
+        let certificates = options.certificates.as_ref().or(options.state_dir.as_ref());
+        let certificates = certificates.map(PathBuf::as_path);
+        let installed = Installed::new(
             options.claude_path,
             snapshot.clone(),
             options.inherited_credentials,
-        ));
+        );
+        let installed = Arc::new(installed.with_certificates(certificates));
         let default = match options.lab_upstream {
             Some(_) => Policy::Off,
             None => Policy::default_of(TransportKind::Replay),
@@ -134,7 +143,8 @@ impl ReplayTransport {
                     installed,
                     snapshot,
                     inherited: options.inherited_credentials,
-                    carrier,
+                    asked,
+                    told: AtomicBool::new(false),
                     tool_server: options.tool_server,
                     retries: options.retries,
                     upstream: options.lab_upstream,
@@ -143,8 +153,7 @@ impl ReplayTransport {
                     starts: Starts::new(STARTS),
                     tasks: TaskTracker::new(),
                 },
-                history: options.history,
-                cache_mark: options.cache_mark,
+                told: Mutex::default(),
                 guard,
                 closing: CancellationToken::new(),
             }),
@@ -158,7 +167,9 @@ impl Transport for ReplayTransport {
     }
 
     fn process_word(&self) -> Option<&'static str> {
-        Some(self.inner.history.as_str())
+        let asked = self.inner.launcher.asked.history;
+        let history = asked.or_else(|| self.inner.told().map(|told| told.history));
+        history.map(History::as_str)
     }
 
     fn generate(&self, request: Request) -> Generation {
@@ -206,22 +217,22 @@ impl Inner {
         let started = Instant::now();
         let cancelled = events.cancelled().clone();
         let asked = Asked::of(&request);
-        let prepared = match Prepared::new(request, self.history, self.cache_mark) {
+        // Whatever is wrong with it is found first; the program may want it written down in another way.
+        let likely = self.told().unwrap_or(self.launcher.asked.likely());
+        let mut prepared = match Prepared::new(&request, likely) {
             Ok(prepared) => prepared,
             Err(error) => return events.fail(error).await,
         };
-        for notice in self.notices(&prepared) {
-            // A host that is gone is noticed below.
-            let _ = events.try_send(Event::Notice(notice));
-        }
         let result = tokio::select! {
             result = async {
+                let ways = self.decide(&request, &mut prepared, &mut events).await?;
+                drop(request);
                 self.launcher.check_effort(&prepared).await?;
                 let ticket = self.guard.before(asked, events.notifier(), &cancelled).await?;
                 if let Some(notice) = ticket.pending() {
                     let _ = events.try_send(Event::Notice(notice));
                 }
-                self.replay(&prepared, &ticket, &mut events, started).await
+                self.replay((&prepared, ways), &ticket, &mut events, started).await
             } => result,
             () = self.closing.cancelled() => Err(closed()),
             // Within a driver a cancel is seen there first; this one is for what comes before.
@@ -233,6 +244,39 @@ impl Inner {
             }
             events.fail(error).await;
         }
+    }
+
+    /// Which ways the request takes with the installed CLI, which may refuse it by the name of a check.
+    async fn decide(
+        &self,
+        request: &Request,
+        prepared: &mut Prepared,
+        events: &mut EventSender,
+    ) -> Result<Ways> {
+        let has_tools = !prepared.catalogue.is_empty();
+        let (ways, notice) = self.launcher.ways(has_tools).await?;
+        if prepared.extra_body().is_some() && !ways.extra_body {
+            return Err(extra_body_fails());
+        }
+        if prepared.told != ways.told {
+            *prepared = Prepared::new(request, ways.told)?;
+        }
+        *self.last() = Some(ways.told);
+        let catalogue = Some(&prepared.catalogue).filter(|_| !ways.long_descriptions);
+        let cut = catalogue.and_then(notices::cut_descriptions);
+        for notice in notice.into_iter().chain(cut).chain(self.notices(prepared)) {
+            // A host that is gone is noticed below.
+            let _ = events.try_send(Event::Notice(notice));
+        }
+        Ok(ways)
+    }
+
+    fn told(&self) -> Option<Told> {
+        *self.last()
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<Told>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn notices(&self, prepared: &Prepared) -> Vec<Notice> {
@@ -250,7 +294,7 @@ impl Inner {
     /// A process, and another one only where nothing was published: for built-in plugins that slipped through.
     async fn replay(
         &self,
-        prepared: &Prepared,
+        prepared: (&Prepared, Ways),
         ticket: &Ticket,
         events: &mut EventSender,
         started: Instant,
@@ -271,12 +315,12 @@ impl Inner {
 
     async fn once(
         &self,
-        prepared: &Prepared,
+        (prepared, ways): (&Prepared, Ways),
         ticket: &Ticket,
         events: &mut EventSender,
         started: Instant,
     ) -> Result<Attempt> {
-        let start = self.launcher.start(prepared);
+        let start = self.launcher.start(prepared, ways.tools);
         let limit = prepared.limits.start;
         let mut running = tokio::time::timeout_at(started + limit, start)
             .await
@@ -286,13 +330,12 @@ impl Inner {
             })?;
         let hearing = Hearing::new(
             Launcher::expected(prepared),
-            Turn::new(prepared.tool_names(), self.plan()),
+            Turn::new(prepared.tool_names(), plan(ways.told.history)),
         );
-        let carrier = self.launcher.carrier;
         let mut driver = Driver::new(
             &mut running,
             hearing,
-            (prepared, carrier),
+            (prepared, ways),
             ticket,
             events,
             started,
@@ -342,16 +385,16 @@ impl Inner {
             }
         }
     }
+}
 
-    fn plan(&self) -> Plan {
-        let how = match self.history {
-            History::Transcript => "as one transcript",
-            History::Native => "message by message",
-        };
-        Plan {
-            kind: PlanKind::Fresh,
-            reason: format!("each generation starts a process, which was given the history {how}"),
-        }
+fn plan(history: History) -> Plan {
+    let how = match history {
+        History::Transcript => "as one transcript",
+        History::Native => "message by message",
+    };
+    Plan {
+        kind: PlanKind::Fresh,
+        reason: format!("each generation starts a process, which was given the history {how}"),
     }
 }
 

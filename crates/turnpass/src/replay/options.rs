@@ -2,20 +2,20 @@
 
 use std::path::PathBuf;
 
+use super::ways::Asked;
 use crate::cli::environment::InheritedCredentials;
 use crate::limits::Policy;
 use crate::limits::budget::Budgets;
 use crate::relay::LoopbackUrl;
 
 /// How the conversation is given to the process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum History {
     /// As one message of JSON records (replay document). It costs more tokens and cannot carry signatures of thinking.
     Transcript,
     /// As the CLI's own frames: calls, results, images and signed thinking stay what and where they are. Each message of
     /// the user waits for the CLI's word, 5 to 12 ms (2.1.294 to 2.1.332).
-    #[default]
     Native,
 }
 
@@ -58,9 +58,11 @@ pub enum Carrier {
 /// How a replay is set up.
 #[derive(Clone, Debug)]
 pub struct ReplayOptions {
-    /// How the conversation is given to the process.
-    pub history: History,
-    /// Who lists the tools; `None` is in-band for native histories and stdio for transcripts.
+    /// How the conversation is given to the process. `None` is native where the CLI was certified for it, else a
+    /// transcript; what is set is refused where the CLI was seen not to do it.
+    pub history: Option<History>,
+    /// Who lists the tools. `None` is in-band where the CLI was certified for it and no transcript was asked for, else stdio;
+    /// what is set is refused where the CLI was seen not to do it.
     pub tools: Option<Carrier>,
     /// Whether the conversation gets a cache mark of its own beside the CLI's three. To be switched off should a version
     /// of the CLI use a fourth, since the service refuses a fifth.
@@ -69,7 +71,8 @@ pub struct ReplayOptions {
     pub retries: u32,
     /// Where the CLI is; `None` searches for it.
     pub claude_path: Option<PathBuf>,
-    /// The turnpass program, which lists tools over stdio; needed only for [`Carrier::Stdio`].
+    /// The turnpass program, which lists tools over stdio; needed for [`Carrier::Stdio`], and so for a CLI that was not
+    /// certified: without it tools go in-band there as well, and are looked at before anything is said.
     pub tool_server: Option<PathBuf>,
     /// What to do when our environment names a credential (replay document: refuse).
     pub inherited_credentials: InheritedCredentials,
@@ -79,6 +82,8 @@ pub struct ReplayOptions {
     pub budgets: Budgets,
     /// Where requests and tokens are counted and the latest usage is kept; `None` counts in memory, and only for budgets.
     pub state_dir: Option<PathBuf>,
+    /// Where certificates of the installed CLI are kept (`turnpass doctor --certify`); `None` is `state_dir`.
+    pub certificates: Option<PathBuf>,
     /// A loopback upstream in place of the service.
     pub lab_upstream: Option<LoopbackUrl>,
     /// The CLI's HOME in a laboratory run.
@@ -90,7 +95,7 @@ pub struct ReplayOptions {
 impl Default for ReplayOptions {
     fn default() -> Self {
         Self {
-            history: History::default(),
+            history: None,
             tools: None,
             cache_mark: true,
             retries: 0,
@@ -100,6 +105,7 @@ impl Default for ReplayOptions {
             usage_gate: None,
             budgets: Budgets::default(),
             state_dir: None,
+            certificates: None,
             lab_upstream: None,
             lab_home: None,
             record: None,
@@ -108,11 +114,13 @@ impl Default for ReplayOptions {
 }
 
 impl ReplayOptions {
-    /// Who lists the tools.
-    pub fn carrier(&self) -> Carrier {
-        self.tools.unwrap_or(match self.history {
-            History::Native => Carrier::InBand,
-            History::Transcript => Carrier::Stdio,
-        })
+    /// What is asked for, and what there is.
+    pub(crate) fn asked(&self) -> Asked {
+        Asked {
+            history: self.history,
+            tools: self.tools,
+            cache_mark: self.cache_mark,
+            has_tool_server: self.tool_server.is_some(),
+        }
     }
 }

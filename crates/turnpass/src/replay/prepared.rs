@@ -4,6 +4,7 @@ use serde_json::value::RawValue;
 
 use super::options::History;
 use super::transcript::transcript;
+use super::ways::Told;
 use crate::conversation::encode::Ttl;
 use crate::conversation::frames::{Content, contents};
 use crate::conversation::names;
@@ -47,6 +48,8 @@ pub(crate) struct Prepared {
     /// What the normaliser changed, in words.
     pub(crate) changes: Vec<String>,
     pub(crate) script: Script,
+    /// How that was written down.
+    pub(crate) told: Told,
     extra: Option<String>,
 }
 
@@ -64,8 +67,8 @@ impl Prepared {
     /// # Errors
     ///
     /// `request_invalid`, `tool_*`, `history_too_large` or `context_length_exceeded`.
-    pub(crate) fn new(request: Request, history: History, cache_mark: bool) -> Result<Self> {
-        check(&request)?;
+    pub(crate) fn new(request: &Request, told: Told) -> Result<Self> {
+        check(request)?;
         if request.state.is_some() {
             let what = "a replay keeps no backend state; leave it out";
             return Err(Error::new(ErrorCode::RequestInvalid, what));
@@ -74,14 +77,18 @@ impl Prepared {
         let published = |host: &str| names::published(host).unwrap_or_else(|_| host.to_owned());
         let fields = fit::extra_body(&request.sampling, request.effort, published);
         let extra = (!fields.is_empty()).then(|| fit::extra_body_text(None, &fields));
-        let normalised = normalise(&request.messages, &NormaliseOptions::default())?;
+        let options = NormaliseOptions {
+            leave_out_thinking: told.history == History::Native && !told.thinking,
+            ..NormaliseOptions::default()
+        };
+        let normalised = normalise(&request.messages, &options)?;
         check_images(&normalised)?;
-        let ttl = match cache_mark {
+        let ttl = match told.mark {
             // The CLI's own are of an hour, and one of five minutes may not stand before them.
             true => Ttl::OneHour,
             false => Ttl::None,
         };
-        let script = match history {
+        let script = match told.history {
             History::Transcript => Script::Transcript(transcript(&normalised, &catalogue, ttl)?),
             History::Native => Script::Native(native(&normalised, ttl)?),
         };
@@ -90,16 +97,17 @@ impl Prepared {
         let tokens = models::estimate_tokens(&request.system, tools_bytes, &request.messages);
         models::check_context(&request.model, tokens)?;
         Ok(Self {
-            session: request.session,
-            place: request.place,
-            model: request.model,
+            session: request.session.clone(),
+            place: request.place.clone(),
+            model: request.model.clone(),
             effort: request.effort,
             thinking: request.thinking,
-            system: request.system,
+            system: request.system.clone(),
             catalogue,
             limits: bounded(request.limits),
             changes,
             script,
+            told,
             extra,
         })
     }
@@ -209,12 +217,20 @@ mod tests {
         })
     }
 
+    fn told(history: History) -> Told {
+        Told {
+            history,
+            thinking: true,
+            mark: true,
+        }
+    }
+
     fn prepared(blocks: Vec<Block>, history: History) -> Result<Prepared> {
         let message = Message {
             role: Role::User,
             content: blocks,
         };
-        Prepared::new(Request::new("sonnet", vec![message]), history, true)
+        Prepared::new(&Request::new("sonnet", vec![message]), told(history))
     }
 
     #[test]
@@ -246,19 +262,54 @@ mod tests {
                 input_schema: serde_json::json!({"type": "object"}),
             })
             .collect();
-        let error = Prepared::new(request.clone(), History::Native, true).unwrap_err();
+        let error = Prepared::new(&request, told(History::Native)).unwrap_err();
         assert_eq!(error.code(), ErrorCode::ToolLimit);
         request.tools.truncate(1);
         request.tools[0].description = "x".repeat(2 * 1024 * 1024);
-        let error = Prepared::new(request, History::Native, true).unwrap_err();
+        let error = Prepared::new(&request, told(History::Native)).unwrap_err();
         assert_eq!(error.code(), ErrorCode::ToolCatalogSize);
+    }
+
+    #[test]
+    fn thinking_is_left_out_of_frames_where_its_signature_would_be_lost() {
+        let thinking = Block::Thinking(crate::conversation::SignedThinking {
+            thinking: "a thought".into(),
+            signature: "c2lnbg==".into(),
+        });
+        let answer = Message {
+            role: Role::Assistant,
+            content: vec![thinking, Block::Text { text: "b".into() }],
+        };
+        let messages = vec![Message::user("a"), answer, Message::user("c")];
+        let request = Request::new("sonnet", messages);
+        for (history, thinking, is_told) in [
+            (History::Native, true, true),
+            (History::Native, false, false),
+            (History::Transcript, false, true),
+        ] {
+            let told = Told {
+                thinking,
+                ..told(history)
+            };
+            let prepared = Prepared::new(&request, told).unwrap();
+            let text = match prepared.script {
+                Script::Transcript(content) => content.get().to_owned(),
+                Script::Native(contents) => format!("{contents:?}"),
+            };
+            assert_eq!(text.contains("a thought"), is_told, "{history}");
+            assert_eq!(prepared.changes.len(), usize::from(!is_told));
+        }
     }
 
     #[test]
     fn the_mark_can_be_switched_off() {
         let text = |history, mark| {
             let request = Request::new("sonnet", vec![Message::user("x")]);
-            match Prepared::new(request, history, mark).unwrap().script {
+            let told = Told {
+                mark,
+                ..told(history)
+            };
+            match Prepared::new(&request, told).unwrap().script {
                 Script::Transcript(content) => content.get().to_owned(),
                 Script::Native(contents) => format!("{contents:?}"),
             }

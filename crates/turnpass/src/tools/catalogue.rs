@@ -147,6 +147,22 @@ impl Catalogue {
         &self.tools
     }
 
+    /// The host's names of the tools whose description has more characters than this. Reads the whole list.
+    pub fn long_descriptions(&self, chars: usize) -> impl Iterator<Item = &str> {
+        #[derive(serde::Deserialize)]
+        struct Described<'a> {
+            #[serde(borrow)]
+            description: std::borrow::Cow<'a, str>,
+        }
+        // It was written here, in the order of the tools.
+        let listed: Vec<Described<'_>> =
+            serde_json::from_str(self.request.get()).unwrap_or_default();
+        let long = move |one: &Described<'_>| one.description.chars().count() > chars;
+        let both = self.tools.iter().zip(listed);
+        both.filter(move |(_, one)| long(one))
+            .map(|(tool, _)| tool.host.as_str())
+    }
+
     /// Whether there are none; no server is needed then.
     pub fn is_empty(&self) -> bool {
         self.tools.is_empty()
@@ -520,6 +536,17 @@ mod tests {
         let error = within(bytes - 1).unwrap_err();
         assert_eq!(error.code(), ErrorCode::ToolCatalogSize);
         assert!(error.detail().contains("\"t0\""));
+    }
+
+    #[test]
+    fn long_descriptions_are_named_by_the_host_s_names() {
+        let mut tools = vec![tool("b"), tool("a"), tool("c")];
+        tools[0].description = "é".repeat(21);
+        tools[1].description = "\"é\n".repeat(7);
+        tools[2].description = "x".repeat(20);
+        let catalogue = Catalogue::build(&tools).unwrap();
+        let long: Vec<_> = catalogue.long_descriptions(20).collect();
+        assert_eq!(long, ["a", "b"]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `turnpass doctor --certify`: each behaviour that a transport relies on, tried on the installed CLI in the laboratory.
 
 use serde_json::json;
-use turnpass::certify::{Certificate, Certificates, Check, Otherwise, Outcome, Verdict};
+use turnpass::certify::{Certificate, Certificates, Check, Outcome, Verdict};
 use turnpass::cli::environment::{InheritedCredentials, Snapshot};
 use turnpass::cli::installed::Installed;
 use turnpass::request::TransportKind;
@@ -178,11 +178,7 @@ fn as_json(certified: &Certified, kept: Option<&turnpass::Result<()>>) -> serde_
         .iter()
         .map(|one| {
             let relied_on_by: Vec<_> = one.check.about().relied_on_by.iter().map(|who| {
-                let (kind, text) = match who.otherwise {
-                    Otherwise::FallsBack(text) => ("falls_back", text),
-                    Otherwise::Refuses(text) => ("refuses", text),
-                };
-                json!({"transport": who.transport, "otherwise": kind, "means": text})
+                json!({"transport": who.transport, "otherwise": who.otherwise.kind(), "means": who.otherwise.as_str()})
             }).collect();
             json!({
                 "name": one.check, "verdict": one.verdict.as_str(), "said": one.verdict.said(),

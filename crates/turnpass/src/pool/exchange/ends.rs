@@ -6,7 +6,9 @@ impl Exchange<'_> {
     /// With its stop reason a message is whole. A short one can be faster than the closing of the gate.
     pub(super) fn before_it_goes_on(&mut self) -> Result<Option<Ended>> {
         let turn = self.answer.turn();
-        let may_go_on = turn.stop_reason().is_some() && !turn.is_stopped() && goes_on(turn);
+        let may_go_on = turn.stop_reason().is_some()
+            && !turn.is_stopped()
+            && goes_on(turn, self.session.ways.refused_once);
         if !may_go_on || self.session.is_shut() {
             return Ok(None);
         }

@@ -18,9 +18,9 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the CLI has taken the closing. Before that a short answer may be followed by a request of its own.
+    /// Whether the CLI has taken the closing, and is one that keeps to it. Before that a short answer may be followed by a request of its own.
     pub(crate) fn is_shut(&self) -> bool {
-        self.gate == GATE_CLOSED && self.closing.is_none()
+        self.ways.gate && self.gate == GATE_CLOSED && self.closing.is_none()
     }
 
     pub(super) fn set_gate(&mut self, tokens: &'static str) -> Result<Option<String>> {
@@ -118,18 +118,31 @@ impl Session {
         let Some((line, last)) = self.line.clone().zip(self.last_line.clone()) else {
             return Ok(());
         };
+        self.may_take_back()?;
         let began = self.end_turn(&last).await?;
         self.rewind_to(&line, &last, began).await
     }
 
     /// Takes a parked turn back, as the plan says, and the record with it.
     pub(crate) async fn rewind(&mut self, rewind: &sync::Rewind) -> Result<()> {
+        self.may_take_back()?;
         let to = rewind.to.hyphenated().to_string();
         let last = self.last_line.clone().unwrap_or_else(|| to.clone());
         let began = self.end_turn(&last).await?;
         self.rewind_to(&to, &last, began).await?;
         self.record.cut(rewind.len);
         Ok(())
+    }
+
+    /// Whether the CLI takes a turn back that stands where this one does; some say so and do not.
+    fn may_take_back(&self) -> Result<()> {
+        let may = match self.phase {
+            Phase::Running => self.ways.interrupts,
+            Phase::Idle => self.ways.rewinds,
+        };
+        let what = "the installed CLI does not take a turn back";
+        may.then_some(())
+            .ok_or_else(|| Error::new(ErrorCode::VersionIncompatible, what))
     }
 
     /// Whether the turn had begun: a line that was taken out of the queue is nowhere in the conversation.

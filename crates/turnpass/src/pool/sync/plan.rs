@@ -9,7 +9,7 @@
 //! | parked in calls, and anything else came | rewind to the turn's user line, go on from there |
 //! | another effort | set it on the live process |
 //! | another model, prompt, other tools, another place | fork at the last point of the live process's conversation |
-//! | the same, before the first user line | model, prompt and effort are set; other tools or another place need a new process |
+//! | the same, before the first user line | model and effort are set; another prompt, other tools or another place need a new process |
 //! | any other history, or a tainted record | the live process is retired; fork if the state is another transport session's, else reseed |
 //! | no live process, a state that fits | resume at its point |
 //! | the same, of another transport session, with another model, or without the lock | fork at its point |
@@ -22,6 +22,7 @@ use uuid::Uuid;
 
 use super::record::{Point, Record};
 use super::state::{Stored, Unusable};
+use crate::certify::Check;
 use crate::conversation::digest::Digest;
 use crate::conversation::normalise::{MISSING, Sendable};
 use crate::conversation::{Block, ResultBlock, ToolResult, ToolUseId};
@@ -88,6 +89,10 @@ pub(crate) struct Asked<'a> {
     pub(crate) keeps_state: bool,
     /// Whether we hold the lock of the stored CLI session: two writers are not prevented by the CLI.
     pub(crate) lock_held: bool,
+    /// Whether this CLI resumes a conversation at its point.
+    pub(crate) resumes: bool,
+    /// Whether it forks one there.
+    pub(crate) forks: bool,
 }
 
 /// A decision.
@@ -122,10 +127,6 @@ pub(crate) enum Base {
         /// Interrupt, wait for the turn's end, rewind, cut the record. If one of them fails: retire, and plan again
         /// without it.
         rewind: Option<Rewind>,
-        /// `set_model`; only before the first user line.
-        set_model: bool,
-        /// `set_model` with `system_prompt`.
-        set_prompt: bool,
         /// `apply_flag_settings`.
         set_effort: bool,
     },
@@ -195,9 +196,11 @@ pub(crate) fn plan(live: Option<&Live<'_>>, given: Option<&Given>, asked: &Asked
 
 /// A live process in which nothing was said.
 fn unused(live: &Live<'_>, asked: &Asked<'_>, why: &str) -> Plan {
-    if live.settings.tools != asked.settings.tools || live.settings.place != asked.settings.place {
-        let why = "the process that stood ready has other tools or another place".to_owned();
-        return reseed(asked, why);
+    let (has, wants) = (live.settings, asked.settings);
+    if has.tools != wants.tools || has.place != wants.place || has.prompt != wants.prompt {
+        // A prompt is told with the first request of all and never again (2.1.294 to 2.1.332).
+        let why = "the process that stood ready has another prompt, other tools or another place";
+        return reseed(asked, why.to_owned());
     }
     let seeds = asked.messages.len() > 1;
     let reason = if seeds {
@@ -208,8 +211,6 @@ fn unused(live: &Live<'_>, asked: &Asked<'_>, why: &str) -> Plan {
     Plan {
         base: Base::Live {
             rewind: None,
-            set_model: live.settings.model != asked.settings.model,
-            set_prompt: live.settings.prompt != asked.settings.prompt,
             set_effort: live.settings.effort != asked.settings.effort,
         },
         deliver: Deliver::Messages { from: 0 },
@@ -289,7 +290,9 @@ fn unservable(has: &Settings, wants: &Settings) -> Option<&'static str> {
         // `set_model` with a prompt goes over to the default model and leaves command text behind (2.1.294 to 2.1.332).
         Some("the prompt changed")
     } else if has.place != wants.place {
-        Some("the place or the way of showing thinking changed")
+        Some(
+            "the place, the way of showing thinking or an effort that is fixed at the start changed",
+        )
     } else {
         None
     }
@@ -301,7 +304,7 @@ fn fork_of(
     shared: usize,
     change: &str,
 ) -> Result<Plan, String> {
-    let session = live.session.filter(|_| asked.keeps_state);
+    let session = live.session.filter(|_| asked.keeps_state && asked.forks);
     let Some((session, point)) = session.zip(live.record.point()) else {
         return Err(format!(
             "{change}, and the live conversation has no point to fork it at"
@@ -340,12 +343,7 @@ fn continued(
         reason += "; the effort changed and is set on it";
     }
     Plan {
-        base: Base::Live {
-            rewind,
-            set_model: false,
-            set_prompt: false,
-            set_effort,
-        },
+        base: Base::Live { rewind, set_effort },
         deliver,
         reason,
         kind: event::PlanKind::Continued,
@@ -451,12 +449,23 @@ fn restore(
         None
     };
     let nothing = || because("nothing follows the stored conversation");
+    if let Some(why) = fork_reason.filter(|_| !asked.forks) {
+        let why = format!(
+            "{why}, and this CLI does not pass the check {}",
+            Check::ForkAt
+        );
+        return Err(because(&why));
+    }
     if let Some(why) = fork_reason {
         let reason = because(&format!("{why}: it is forked"));
         return fork(asked, session, point, reason).ok_or_else(nothing);
     }
     if point.len >= asked.messages.len() {
         return Err(nothing());
+    }
+    if !asked.resumes {
+        let why = format!("this CLI does not pass the check {}", Check::ResumeAt);
+        return Err(because(&why));
     }
     Ok(Plan {
         base: Base::Resume {

@@ -69,6 +69,8 @@ struct Scene {
     wants: Settings,
     keeps_state: bool,
     lock_held: bool,
+    resumes: bool,
+    forks: bool,
 }
 
 fn turn() -> Vec<Message> {
@@ -90,6 +92,8 @@ fn scene() -> Scene {
         wants: settings(),
         keeps_state: true,
         lock_held: true,
+        resumes: true,
+        forks: true,
     }
 }
 
@@ -152,22 +156,22 @@ impl Scene {
             settings: &self.wants,
             keeps_state: self.keeps_state,
             lock_held: self.lock_held,
+            resumes: self.resumes,
+            forks: self.forks,
         };
         plan(live.as_ref(), self.given.as_ref(), &asked)
     }
 }
 
-fn set(set_model: bool, set_prompt: bool, set_effort: bool) -> Base {
+fn set(set_effort: bool) -> Base {
     Base::Live {
         rewind: None,
-        set_model,
-        set_prompt,
         set_effort,
     }
 }
 
 fn live(deliver: Deliver) -> (Base, Deliver) {
-    (set(false, false, false), deliver)
+    (set(false), deliver)
 }
 
 fn from(from: usize) -> Deliver {
@@ -178,8 +182,6 @@ fn rewound() -> (Base, Deliver) {
     let (to, last_seen, len) = (line(2), line(2), 2);
     let base = Base::Live {
         rewind: Some(Rewind { to, last_seen, len }),
-        set_model: false,
-        set_prompt: false,
         set_effort: false,
     };
     (base, from(2))
@@ -232,7 +234,7 @@ fn a_live_process_goes_on_with_a_history_that_begins_with_its_own() {
         (
             "P-04 model and effort are no part of the key: effort live",
             scene().with(|s| s.wants.effort = Some(Effort::High)),
-            (set(false, false, true), from(2)),
+            (set(true), from(2)),
             Continued,
             "the effort changed and is set on it",
         ),
@@ -430,7 +432,7 @@ fn open_calls_are_answered_or_their_turn_is_rewound() {
         (
             "results and another effort",
             parked().with(|s| s.wants.effort = Some(Effort::Low)),
-            (set(false, false, true), Deliver::Answers),
+            (set(true), Deliver::Answers),
             Continued,
             "the effort changed",
         ),
@@ -640,13 +642,65 @@ fn a_stored_conversation_is_restored_if_it_is_the_history_s() {
 }
 
 #[test]
+fn a_cli_that_cannot_fork_or_resume_is_given_the_whole_history() {
+    use PlanKind::{Reseeded, Resumed};
+    let given = |session: &str| Some(state(&turn(), session, "m", &settings()));
+    check(vec![
+        (
+            "resume_at fails",
+            dead().with(|s| s.resumes = false),
+            reseed(),
+            Reseeded,
+            "resume_at",
+        ),
+        (
+            "fork_at fails: a live conversation with another model",
+            scene().with(|s| {
+                s.wants.model = ModelId::from("n");
+                s.forks = false;
+            }),
+            reseed(),
+            Reseeded,
+            "the model changed, and the live conversation has no point",
+        ),
+        (
+            "fork_at fails: somebody else's conversation",
+            dead().with(|s| {
+                s.given = given("other");
+                s.forks = false;
+            }),
+            reseed(),
+            Reseeded,
+            "belongs to another transport session, and this CLI does not pass the check fork_at",
+        ),
+        (
+            "neither needs the other",
+            dead().with(|s| s.forks = false),
+            resume(),
+            Resumed,
+            "no process is live",
+        ),
+        (
+            "nor this one",
+            dead().with(|s| {
+                s.given = given("other");
+                s.resumes = false;
+            }),
+            fork(STORED),
+            PlanKind::Forked,
+            "it is forked",
+        ),
+    ]);
+}
+
+#[test]
 fn a_process_that_stood_ready_is_fitted() {
     use PlanKind::{Fresh, Reseeded, Resumed, Warm};
     check(vec![
         (
             "a first question",
             ready(),
-            (set(false, false, false), from(0)),
+            (set(false), from(0)),
             Warm,
             "stood ready",
         ),
@@ -654,24 +708,30 @@ fn a_process_that_stood_ready_is_fitted() {
             "SPEC 5 a model before the first user line is set",
             ready().with(|s| {
                 s.wants.model = ModelId::from("n");
-                s.wants.prompt = Digest::of(b"other");
                 s.wants.effort = Some(Effort::Low);
             }),
-            (set(true, true, true), from(0)),
+            (set(true), from(0)),
             Warm,
             "stood ready",
+        ),
+        (
+            "another prompt needs another process: it is told but once",
+            ready().with(|s| s.wants.prompt = Digest::of(b"other")),
+            reseed(),
+            Fresh,
+            "another prompt",
         ),
         (
             "other tools need another process",
             ready().with(|s| s.wants.tools = Digest::of(b"other")),
             reseed(),
             Fresh,
-            "has other tools",
+            "other tools",
         ),
         (
             "a history is given to it",
             ready().with(|s| s.history = grown()),
-            (set(false, false, false), from(0)),
+            (set(false), from(0)),
             Reseeded,
             "is given the whole history: there is no stored state",
         ),

@@ -165,6 +165,8 @@ impl World {
             settings: &self.hosts[key].wants,
             keeps_state: true,
             lock_held,
+            resumes: true,
+            forks: true,
         };
         plan(live.as_ref(), given, &asked)
     }
@@ -184,12 +186,7 @@ impl World {
             _ => usize::MAX,
         };
         let (session, record) = match &plan.base {
-            Base::Live {
-                rewind,
-                set_model,
-                set_prompt,
-                set_effort,
-            } => {
+            Base::Live { rewind, set_effort } => {
                 self.count(if rewind.is_some() { "rewind" } else { "live" });
                 let mut process = old.unwrap();
                 assert!(!process.record.is_tainted());
@@ -197,16 +194,9 @@ impl World {
                     self.rewind(&mut process, rewind);
                 }
                 let has = &mut process.settings;
-                if *set_model {
+                if has.model != wants.model {
                     assert!(!process.record.is_touched());
                     has.model = wants.model;
-                }
-                if *set_prompt {
-                    assert!(
-                        process.parked.is_none(),
-                        "it counts from the next turn only"
-                    );
-                    has.prompt = wants.prompt;
                 }
                 if *set_effort {
                     has.effort = wants.effort;

@@ -19,7 +19,7 @@ impl Driver<'_> {
     /// Waits until the CLI has exactly our tools; nothing is said to it before.
     pub(super) async fn connect(&mut self) -> Result<(), Ended> {
         self.waiting = Waiting::Server(Instant::now());
-        match self.carrier {
+        match self.ways.tools {
             Carrier::InBand => self.publish()?,
             Carrier::Stdio => self.ready().await?,
         }
