@@ -38,11 +38,12 @@ bench:
     cargo bench --workspace
     cargo run --release --bin turnpass -- lab bench
 
-# Certifies versions of the CLI (without arguments those of the page) and writes docs/compatibility.md
+# Certifies versions of the CLI (without arguments those of the page) and writes docs/compatibility.md and the library's table of them
 compatibility *versions:
     cargo build --release -p turnpass-cli
     conformance/certify {{versions}}
     target/release/turnpass lab compatibility conformance/certificates/*.json > docs/compatibility.md
+    target/release/turnpass lab compatibility --released conformance/certificates/*.json > crates/turnpass/src/certify/released.rs
 
 # Writes the generated parts of the pages anew
 bless:

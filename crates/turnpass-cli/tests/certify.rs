@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
-use turnpass::certify::{Certificates, Check};
+use turnpass::certify::{Certificates, Check, released_versions};
 use turnpass::cli::version::Version;
 use turnpass_lab::cli::{EmulatorOptions, Fault, Run, Script, install};
 
@@ -71,13 +71,20 @@ struct Machine {
 
 impl Machine {
     fn new(faults: impl IntoIterator<Item = Fault>) -> Self {
+        Self::with_runs([faults.into_iter().collect()])
+    }
+
+    /// Each start has the faults of the next run; the last run stays.
+    fn with_runs(runs: impl IntoIterator<Item = BTreeSet<Fault>>) -> Self {
         let home = tempfile::tempdir().unwrap();
-        let options = EmulatorOptions {
-            faults: faults.into_iter().collect(),
-            ..EmulatorOptions::default()
+        let run = |faults| {
+            Run::Emulator(EmulatorOptions {
+                faults,
+                ..EmulatorOptions::default()
+            })
         };
         let mut script = Script::emulator("2.1.332");
-        script.runs = vec![Run::Emulator(options)];
+        script.runs = runs.into_iter().map(run).collect();
         let bin = home.path().join("bin");
         std::fs::create_dir(&bin).unwrap();
         let program = Path::new(env!("CARGO_BIN_EXE_turnpass"));
@@ -87,6 +94,13 @@ impl Machine {
 
     fn state(&self) -> PathBuf {
         self.home.path().join("state")
+    }
+
+    /// How often the CLI was started, its version and sign-in apart.
+    fn starts(&self) -> u64 {
+        let counts = self.claude.with_file_name("claude.script.json.count");
+        let counts: Value = serde_json::from_slice(&std::fs::read(counts).unwrap()).unwrap();
+        counts["runs"].as_u64().unwrap()
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
@@ -183,6 +197,30 @@ fn unnoticed((check, fault): &(Check, Fault)) -> Option<String> {
         && told["kept"] == false
         && !machine.state().exists();
     (!is_noticed).then(|| format!("{check} with {fault:?}: {code} {row}"))
+}
+
+#[test]
+fn what_was_late_once_holds_and_what_was_late_twice_fails() {
+    let late = || BTreeSet::from([Fault::InterruptKeepsRequest]);
+    for (runs, starts, code, verdict) in [
+        (vec![late(), BTreeSet::new()], 2, 0, "holds"),
+        (vec![late(), late(), BTreeSet::new()], 2, 1, "fails"),
+    ] {
+        let machine = Machine::with_runs(runs);
+        let (exit, told) = machine.json(&["--check", "interrupt_closes"]);
+        let row = &told["checks"][0];
+        assert_eq!((exit, &row["verdict"]), (code, &json!(verdict)), "{row}");
+        assert_eq!(machine.starts(), starts, "{row}");
+        let said = row["said"].as_str().unwrap();
+        assert_eq!(said.contains("2 times in a row"), verdict == "fails");
+    }
+}
+
+#[test]
+fn what_was_seen_to_be_otherwise_is_not_tried_again() {
+    let machine = Machine::with_runs([BTreeSet::from([Fault::NoKeySource]), BTreeSet::new()]);
+    let (exit, told) = machine.json(&["--check", "init_fields"]);
+    assert_eq!((exit, machine.starts()), (1, 1), "{told}");
 }
 
 #[test]
@@ -312,4 +350,40 @@ fn the_compatibility_page_is_that_of_the_reports() {
         made == page,
         "docs/compatibility.md is not that of the reports: run `just compatibility`"
     );
+    // What each version is released with is in the reports too.
+    let released: Vec<(String, Vec<Check>)> = released_versions()
+        .iter()
+        .map(|(version, failing)| (version.to_string(), failing.to_vec()))
+        .collect();
+    let mut reported: Vec<_> = reports.iter().map(|path| failing(path)).collect();
+    let numbers = |version: &str| -> Vec<u32> {
+        let parts = version.split('.');
+        parts.map(|part| part.parse().unwrap()).collect()
+    };
+    reported.sort_by_key(|(version, _)| numbers(version));
+    assert_eq!(released, reported, "run `just compatibility`");
+    let output = Command::new(env!("CARGO_BIN_EXE_turnpass"))
+        .args(["lab", "compatibility", "--released"])
+        .args(&reports)
+        .output()
+        .unwrap();
+    let table = root.join("crates/turnpass/src/certify/released.rs");
+    let made = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        made == std::fs::read_to_string(table).unwrap(),
+        "the table of released versions is not that of the reports: run `just compatibility`"
+    );
+}
+
+/// The version of a report, and the checks that it does not pass.
+fn failing(report: &Path) -> (String, Vec<Check>) {
+    let report: Value = serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();
+    let certificate = &report["certificate"];
+    let failing = certificate["checks"].as_array().unwrap().iter();
+    let failing = failing.filter(|one| one["verdict"] != "holds");
+    let names = failing.map(|one| one["name"].as_str().unwrap().parse().unwrap());
+    (
+        certificate["version"].as_str().unwrap().to_owned(),
+        names.collect(),
+    )
 }

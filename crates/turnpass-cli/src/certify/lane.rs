@@ -15,7 +15,7 @@ use turnpass_lab::rig::MadeUpHome;
 use turnpass_lab::scenario::Reply;
 use turnpass_lab::upstream::{Options, Recorded, Upstream};
 
-use super::cli::{self, Cli, Turn, Why, not_checked, seen};
+use super::cli::{self, Cli, Turn, Why, late, not_checked, seen};
 use super::conversation;
 
 /// The model of every trial: an alias that every version resolves.
@@ -345,7 +345,7 @@ impl Lane {
             .await;
         match closed {
             Ok(_) => Ok(()),
-            Err(_) => seen(format!(
+            Err(_) => late(format!(
                 "the request is still open after {} s",
                 CLOSE_LIMIT.as_secs()
             )),

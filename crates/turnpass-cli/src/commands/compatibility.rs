@@ -1,4 +1,5 @@
-//! `turnpass lab compatibility`: the page that says which version of the CLI does what, from reports of certifications.
+//! `turnpass lab compatibility`: the page that says which version of the CLI does what, and the table of the library that says
+//! the same, both from reports of certifications.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,9 @@ const REPORT_BYTES: u64 = 1024 * 1024;
 /// The arguments.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
+    /// Print the library's table of certified versions in place of the page
+    #[arg(long)]
+    released: bool,
     /// The reports, as `turnpass doctor --certify --report FILE` writes them
     #[arg(required = true, value_name = "FILE")]
     reports: Vec<PathBuf>,
@@ -56,7 +60,11 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Fault> {
     for path in &args.reports {
         reports.push(read(path)?);
     }
-    super::print(&page(reports))
+    reports.sort_by_key(|report| numbers(&report.certificate.version));
+    super::print(&match args.released {
+        true => released(&reports),
+        false => page(&reports),
+    })
 }
 
 fn read(path: &Path) -> Result<Report, Fault> {
@@ -73,15 +81,14 @@ fn read(path: &Path) -> Result<Report, Fault> {
 }
 
 /// The page.
-fn page(mut reports: Vec<Report>) -> String {
-    reports.sort_by_key(|report| numbers(&report.certificate.version));
+fn page(reports: &[Report]) -> String {
     let mut text = String::from(HEAD);
     text.push_str("\n## What each version does\n\n");
-    table(&mut text, &reports);
+    table(&mut text, reports);
     text.push_str("\n## What that means for each transport\n\n");
-    transports(&mut text, &reports);
+    transports(&mut text, reports);
     text.push_str("\n## What was seen instead\n\n");
-    differences(&mut text, &reports);
+    differences(&mut text, reports);
     text.push_str("\n## The checks\n\n");
     checks(&mut text);
     text
@@ -202,6 +209,38 @@ fn checks(text: &mut String) {
     }
 }
 
+const RELEASED_HEAD: &str = "//! The versions that were certified before this build was released, with the checks that each does not pass. Written by\n\
+    //! `just compatibility` from the reports in `conformance/certificates`; not to be changed by hand.\n\
+    \n\
+    use super::check::Check;\n\
+    use crate::cli::version::Version;\n\
+    \n\
+    /// Whether this build is for the platform on which they were certified.\n\
+    pub(super) const IS_HERE: bool = cfg!(all(target_os = \"linux\", target_arch = \"x86_64\"));\n\
+    \n\
+    /// Each version.\n\
+    #[rustfmt::skip]\n\
+    pub(super) const VERSIONS: &[(Version, &[Check])] = &[\n\
+    ";
+
+/// `crates/turnpass/src/certify/released.rs`.
+fn released(reports: &[Report]) -> String {
+    let mut text = String::from(RELEASED_HEAD);
+    for report in reports {
+        let numbers: Vec<_> = numbers(&report.certificate.version);
+        let numbers: Vec<_> = numbers.iter().map(u64::to_string).collect();
+        let failing = Check::ALL.iter().filter(|check| !report.holds(**check));
+        let failing: Vec<_> = failing.map(|check| format!("Check::{check:?}")).collect();
+        text.push_str(&format!(
+            "    (Version::new({}), &[{}]),\n",
+            numbers.join(", "),
+            failing.join(", ")
+        ));
+    }
+    text.push_str("];\n");
+    text
+}
+
 fn numbers(version: &str) -> Vec<u64> {
     let parts = version.split('.');
     parts.map(|part| part.parse().unwrap_or(0)).collect()
@@ -227,12 +266,13 @@ mod tests {
     }
 
     #[test]
-    fn versions_stand_in_order_and_what_fails_is_told_with_what_it_means() {
-        let page = page(vec![
-            report("2.1.1000", None),
+    fn what_fails_is_told_with_what_it_means() {
+        let reports = [
             report("2.1.300", Some(Check::StopAfterCut)),
             report("2.1.301", Some(Check::RetriesOff)),
-        ]);
+            report("2.1.1000", None),
+        ];
+        let page = page(&reports);
         for line in [
             "| check | 2.1.300 | 2.1.301 | 2.1.1000 |",
             "| `stop_after_cut` | **no** | yes | yes |",

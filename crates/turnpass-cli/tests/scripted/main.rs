@@ -19,6 +19,7 @@ mod replays;
 mod sign_in;
 #[path = "../stage/mod.rs"]
 mod stage;
+mod standing;
 mod start;
 mod verdicts;
 

@@ -32,8 +32,8 @@ impl Stage {
         let proxy = RefusingProxy::start().unwrap();
         let up = Upstream::start(Options::default()).unwrap();
         let pool = PoolTransport::new(PoolOptions {
-            tools,
-            reseed,
+            tools: Some(tools),
+            reseed: Some(reseed),
             claude_path: Some(fenced(dir.path(), &cli.path, &proxy)),
             spare: false,
             state_dir: Some(dir.path().join("state")),

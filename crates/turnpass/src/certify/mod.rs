@@ -39,5 +39,5 @@ pub mod store;
 pub use certificate::{Certificate, Outcome, Verdict};
 pub use check::{About, Check, Otherwise, Reliance};
 pub use identity::Identity;
-pub use standing::{Released, Standing};
+pub use standing::{Released, Standing, released_versions};
 pub use store::Certificates;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::super::cli::{Cli, Why, assistant_frame, seen, user, user_blocks, user_frame};
+use super::super::cli::{Cli, Why, assistant_frame, late, seen, user, user_blocks, user_frame};
 use super::super::conversation::{ends_with, said};
 use super::super::lane::{Lane, uuid};
 use super::Checked;
@@ -118,7 +118,7 @@ pub(super) async fn acknowledged(lane: &mut Lane) -> Checked {
     let until = cli.until("acknowledgement", |one| done(&second, one));
     match tokio::time::timeout(ACKNOWLEDGED_LIMIT, until).await {
         Ok(read) => drop(read?),
-        Err(_) => return seen("an assistant frame is not acknowledged"),
+        Err(_) => return late("an assistant frame is not acknowledged"),
     }
     lane.keep(cli);
     Ok(())

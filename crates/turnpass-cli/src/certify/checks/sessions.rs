@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::super::cli::{Why, block_of, seen, user_blocks};
+use super::super::cli::{Why, block_of, late, seen, user_blocks};
 use super::super::conversation::ends_with;
 use super::super::lane::{Lane, uuid};
 use super::Checked;
@@ -132,7 +132,7 @@ async fn on_disk(projects: &Path, session: &str, record: &str) -> Checked {
     while !holds() {
         if Instant::now() > end {
             let limit = FLUSH_LIMIT.as_secs();
-            return seen(format!("a parked call is not on disk within {limit} s"));
+            return late(format!("a parked call is not on disk within {limit} s"));
         }
         tokio::time::sleep(FLUSH_PAUSE).await;
     }

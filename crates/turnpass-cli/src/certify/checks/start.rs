@@ -8,7 +8,7 @@ use turnpass::process::{EndPolicy, Exit};
 use turnpass::tools::Policy;
 use turnpass_lab::rig::MadeUpHome;
 
-use super::super::cli::{Cli, Turn, Why, not_checked, seen, told};
+use super::super::cli::{Cli, Turn, Why, late, not_checked, seen, told};
 use super::super::lane::{DESCRIPTION_CHARS, Lane, uuid};
 use super::Checked;
 use crate::certify::cli::user;
@@ -247,11 +247,13 @@ async fn ready(lane: &Lane, cli: &mut Cli) -> Checked {
         if server["name"] == MCP_SERVER && server["status"] == "connected" && tools == wanted {
             return Ok(());
         }
-        if Instant::now() > end || server["status"] == "failed" {
-            let status = told(server["status"].as_str().unwrap_or("absent"));
-            return seen(format!(
-                "the server is {status} with {tools} of {wanted} tools"
-            ));
+        let status = told(server["status"].as_str().unwrap_or("absent"));
+        let stands = format!("the server is {status} with {tools} of {wanted} tools");
+        if server["status"] == "failed" {
+            return seen(stands);
+        }
+        if Instant::now() > end {
+            return late(stands);
         }
         tokio::time::sleep(READY_PAUSE).await;
     }
@@ -264,7 +266,7 @@ pub(super) async fn idle_close(lane: &mut Lane) -> Checked {
     match cli.exit_within(IDLE_END).await {
         Some(Exit::Code(0)) => Ok(()),
         Some(exit) => seen(format!("it ended with {exit}")),
-        None => seen(format!("it still runs {} s later", IDLE_END.as_secs())),
+        None => late(format!("it still runs {} s later", IDLE_END.as_secs())),
     }
 }
 

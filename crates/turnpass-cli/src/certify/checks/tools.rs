@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::super::cli::{answer, block_of, is_call, is_exchange, seen, told, user};
+use super::super::cli::{answer, block_of, is_call, is_exchange, late, seen, told, user};
 use super::super::conversation::{ends_with, result_text};
 use super::super::lane::{Lane, uuid};
 use super::Checked;
@@ -82,7 +82,7 @@ pub(super) async fn in_band_parallel(lane: &mut Lane) -> Checked {
         .unwrap_or_default();
     let second = tokio::time::timeout(BESIDE_LIMIT, cli.until("tools/call", is_call)).await;
     let Ok(second) = second else {
-        return seen("the second call waits for the answer to the first");
+        return late("the second call waits for the answer to the first");
     };
     let second = second?.pop().unwrap_or_default();
     lane.reply("[[say done]]");

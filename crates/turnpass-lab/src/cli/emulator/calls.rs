@@ -102,7 +102,8 @@ impl Calls {
                 let _ = before.wait_for(|done| *done).await;
             }
             let outcome = tool.server.call(&tool.own, &input, &id).await;
-            let result = tool_result(&tool, &id, outcome);
+            let mut result = tool_result(&tool, &id, outcome);
+            shared.state.borrow().faults.called(&mut result.block);
             shared
                 .progress
                 .borrow_mut()

@@ -32,7 +32,7 @@ pub enum Fault {
     NoPairing,
     /// Calls go one after another.
     CallsInSequence,
-    /// Results above 50,000 characters are replaced by a stub.
+    /// Results of calls above 50,000 characters are replaced by a stub; those of frames are not.
     StubsResults,
     /// `claude/endTurn` is not seen.
     IgnoresEndTurn,
@@ -140,6 +140,13 @@ const CUT_CHARS: usize = 2048;
 const STUB_CHARS: usize = 50_000;
 
 impl Faults {
+    /// What becomes of the result of a call.
+    pub(crate) fn called(&self, block: &mut Value) {
+        if self.has(Fault::StubsResults) && block["content"].to_string().len() > STUB_CHARS {
+            block["content"] = json!("<persisted-output>");
+        }
+    }
+
     pub(crate) fn new(set: &BTreeSet<Fault>) -> Faults {
         Faults {
             set: Arc::new(set.clone()),
@@ -296,19 +303,6 @@ impl Faults {
         let Some(messages) = body["messages"].as_array_mut() else {
             return;
         };
-        if self.has(Fault::StubsResults) {
-            let blocks = messages
-                .iter_mut()
-                .filter_map(|one| one["content"].as_array_mut());
-            for block in blocks
-                .flatten()
-                .filter(|block| block["type"] == "tool_result")
-            {
-                if block["content"].to_string().len() > STUB_CHARS {
-                    block["content"] = json!("<persisted-output>");
-                }
-            }
-        }
         if self.has(Fault::FramesOutOfOrder) {
             let spoken = |one: &Value| one["role"] == "assistant";
             let places: Vec<usize> = (0..messages.len())

@@ -9,7 +9,9 @@ impl Exchange<'_> {
         let may_go_on = turn.stop_reason().is_some()
             && !turn.is_stopped()
             && goes_on(turn, self.session.ways.refused_once);
-        if !may_go_on || self.session.is_shut() {
+        // The closed gate keeps back what the CLI asks after a cut; of a refusal nobody has seen that.
+        let refused = matches!(turn.stop_reason(), Some(StopReason::Refusal { .. }));
+        if !may_go_on || (self.session.is_shut() && !refused) {
             return Ok(None);
         }
         self.answer.event(&StreamEvent::MessageStop)?;
