@@ -182,7 +182,7 @@ pub(crate) fn relay_options(settings: &Settings) -> RelayOptions {
 }
 
 /// The replay that the settings describe.
-fn replay_options(settings: &Settings) -> ReplayOptions {
+pub(crate) fn replay_options(settings: &Settings) -> ReplayOptions {
     let laboratory = settings.lab_upstream.is_some();
     ReplayOptions {
         history: settings.history,

@@ -130,8 +130,17 @@ fn bug_031_a_newcomer_gets_from_nothing_to_a_certified_cli_by_what_is_said() {
     assert_eq!(fresh.code, 0, "{}", fresh.out);
     fresh.says("ok   certificate    this program file is not certified yet");
     fresh.says("next: run `turnpass doctor --certify`");
+    fresh.says("ok   pool           history native, tools in-band (certified before this release, by its version)");
     let certified = machine.doctor(&["--certify"]);
     assert_eq!(certified.code, 0, "{}", certified.out);
+    let ways = machine.doctor(&[]);
+    for line in [
+        "ok   pool           history native, tools in-band (certified on this machine)",
+        "ok   replay         history native, tools in-band (certified on this machine)",
+        "ok   relay          kept processes, tools in the extra body (certified on this machine)",
+    ] {
+        ways.says(line);
+    }
     let whole = machine.doctor(&["--json"]);
     let told = whole.json();
     assert_eq!((whole.code, &told["ok"]), (0, &json!(true)));
@@ -141,6 +150,33 @@ fn bug_031_a_newcomer_gets_from_nothing_to_a_certified_cli_by_what_is_said() {
         (&json!("certificate"), &json!("44 of 44 checks hold"))
     );
     assert!(told["next"].as_str().unwrap().contains("turnpass run"));
+}
+
+#[test]
+fn the_ways_of_each_transport_are_told_with_why() {
+    let machine = Machine::with(&Script::emulator("2.1.9999"));
+    let unknown = machine.doctor(&[]);
+    for line in [
+        "ok   pool           history transcript, tools over HTTP on loopback (not certified on this machine)",
+        "ok   replay         history transcript, tools over stdio (not certified on this machine)",
+        "ok   relay          a process for each request, tools in the extra body (not certified on this machine)",
+    ] {
+        unknown.says(line);
+    }
+    let options = EmulatorOptions {
+        faults: [Fault::FramesOutOfOrder, Fault::NoPairing].into(),
+        ..EmulatorOptions::default()
+    };
+    let mut script = Script::emulator("2.1.9999");
+    script.runs = vec![Run::Emulator(options)];
+    machine.install(&script);
+    assert_eq!(machine.doctor(&["--certify"]).code, 1);
+    let broken = machine.doctor(&[]);
+    assert_eq!(broken.code, 3, "{}", broken.out);
+    broken.says("fail pool           [version_incompatible] claude 2.1.9999 does not pass the check in_band_pairing");
+    broken
+        .says("ok   replay         history transcript, tools in-band (certified on this machine; ");
+    broken.says("; frames_order fails: the history is a transcript");
 }
 
 #[test]

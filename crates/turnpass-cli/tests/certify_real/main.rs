@@ -1,5 +1,5 @@
 //! NEEDS THE REAL CLI (`conformance/install`): the certification and the doctor on each pinned version, in a namespace that
-//! has loopback only.
+//! has loopback only; and that a transport obeys what was certified.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,9 +14,15 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::{Value, json};
-use turnpass::certify::{Certificates, Check};
+use turnpass::certify::{Certificate, Certificates, Check, Identity, Outcome, Standing, Verdict};
 use turnpass::cli::version::Version;
+use turnpass::conversation::Message;
+use turnpass::pool::{PoolOptions, PoolTransport};
+use turnpass::relay::LoopbackUrl;
+use turnpass::request::Tool;
+use turnpass::{ErrorCode, Event, Provider, Request};
 use turnpass_lab::rig::{Isolation, MadeUpHome, REQUIRE_REAL_CLI, RealCli, isolate};
+use turnpass_lab::upstream::{Options, Upstream};
 
 /// What each pinned version does not do. docs/compatibility.md has it for more versions.
 const DIFFERENCES: [(&str, &[Check]); 3] = [
@@ -57,12 +63,16 @@ fn main() -> ExitCode {
 
 type Test = fn(&Machine);
 
-const TESTS: [(&str, Test); 3] = [
+const TESTS: [(&str, Test); 4] = [
     ("certified_by_the_real_cli", certified_by_the_real_cli),
     ("the_doctor_with_the_real_cli", the_doctor_with_the_real_cli),
     (
         "a_cancelled_certification_leaves_nothing",
         a_cancelled_certification_leaves_nothing,
+    ),
+    (
+        "a_pool_obeys_the_certificate_of_the_real_cli",
+        a_pool_obeys_the_certificate_of_the_real_cli,
     ),
 ];
 
@@ -232,4 +242,138 @@ fn a_cancelled_certification_leaves_nothing(machine: &Machine) {
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert!(!machine.path("state").exists(), "nothing is kept of it");
     assert_eq!(machine.left(), [""; 0]);
+}
+
+/// With everything certified its own ways are taken; with some of it failing the ways around; with one that nobody can do
+/// without it is refused, and nothing is started.
+fn a_pool_obeys_the_certificate_of_the_real_cli(machine: &Machine) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    for (failing, way) in [
+        (&[][..], Way::Own),
+        (&[Check::FramesOrder, Check::InBandManifest], Way::Around),
+        (&[Check::Isolation], Way::Refused),
+    ] {
+        let took = machine.certify(failing);
+        let seen = runtime.block_on(machine.ask());
+        eprintln!("{}: {seen:?}; the standing took {took:?}", machine.version);
+        assert_eq!(seen, way, "{failing:?}");
+        assert_eq!(machine.running(), [""; 0]);
+    }
+}
+
+/// Longest generation of a pool here.
+const GENERATION: Duration = Duration::from_secs(60);
+
+/// How a history and tools went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Message by message, with tools in-band.
+    Own,
+    /// As one message, with tools over HTTP.
+    Around,
+    /// By the name of the check.
+    Refused,
+    /// As one message with tools in-band, or the other way round.
+    Mixed,
+}
+
+impl Machine {
+    /// Keeps a certificate of the real program file by which these checks fail; gives how long it takes to look it up.
+    fn certify(&self, failing: &[Check]) -> Duration {
+        let version = Version::find(&self.version).unwrap();
+        let outcome = |check: &Check| Outcome {
+            check: *check,
+            verdict: match failing.contains(check) {
+                true => Verdict::Fails {
+                    seen: "something else".to_owned(),
+                },
+                false => Verdict::Holds,
+            },
+            took_ms: 1,
+        };
+        let outcomes = Check::ALL.iter().map(outcome).collect();
+        let identity = Identity::of(version, &self.claude).unwrap();
+        let certificate = Certificate::new(identity, outcomes);
+        let kept = Certificates::new(&self.path("state"));
+        kept.keep(&certificate).unwrap();
+        let began = Instant::now();
+        let standing = Standing::of(version, &self.claude, Some(&kept));
+        let took = began.elapsed();
+        assert_eq!(standing, Standing::Certified(certificate));
+        took
+    }
+
+    /// The command lines of the CLI's processes that are there.
+    fn running(&self) -> Vec<String> {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let lines = processes.map(|one| {
+            let line = std::fs::read(one.path().join("cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).replace('\0', " ")
+        });
+        let ours = self.claude.to_string_lossy().into_owned();
+        lines.filter(|line| line.starts_with(&ours)).collect()
+    }
+
+    /// Gives a pool a history and a tool.
+    async fn ask(&self) -> Way {
+        let upstream = Upstream::start(Options::default()).unwrap();
+        let pool = PoolTransport::new(PoolOptions {
+            claude_path: Some(self.claude.clone()),
+            spare: false,
+            state_dir: Some(self.path("state")),
+            lab_upstream: Some(LoopbackUrl::parse(&upstream.url()).unwrap()),
+            lab_home: Some(self.path("h")),
+            ..PoolOptions::default()
+        });
+        let provider = Provider::new(pool.unwrap());
+        let messages = vec![
+            Message::user("one"),
+            Message::assistant("two"),
+            Message::user("three [[say done]]"),
+        ];
+        let mut request = Request::new("sonnet", messages);
+        request.tools = vec![Tool {
+            name: "read".to_owned(),
+            description: "Reads.".to_owned(),
+            input_schema: json!({"type": "object"}),
+        }];
+        let mut generation = provider.generate(request);
+        let whole = async {
+            let mut text = String::new();
+            while let Some(event) = generation.next().await {
+                if let Event::Text { text: piece } = event? {
+                    text.push_str(&piece);
+                }
+            }
+            Ok::<_, turnpass::Error>(text)
+        };
+        let ended = tokio::time::timeout(GENERATION, whole).await.unwrap();
+        let lines = self.running();
+        let sent = upstream.messages();
+        provider.shutdown().await.unwrap();
+        match ended {
+            Err(error) => {
+                assert_eq!(error.code(), ErrorCode::VersionIncompatible, "{error}");
+                assert!(error.detail().contains("isolation"), "{error}");
+                assert!(lines.is_empty() && sent.is_empty(), "{lines:?}");
+                return Way::Refused;
+            }
+            Ok(text) => assert_eq!(text, "done"),
+        }
+        assert_eq!((sent.len(), lines.len()), (1, 1), "{lines:?}");
+        let messages = sent[0].field("/messages").and_then(Value::as_array);
+        let is_native = messages
+            .unwrap()
+            .iter()
+            .any(|one| one["role"] == "assistant");
+        match (is_native, lines[0].contains("--mcp-config")) {
+            (true, false) => Way::Own,
+            (false, true) => Way::Around,
+            _ => Way::Mixed,
+        }
+    }
 }

@@ -2,8 +2,11 @@
 
 use std::path::PathBuf;
 
+use super::ways::ways;
+use crate::certify::Standing;
 use crate::cli::environment::InheritedCredentials;
 use crate::cli::places::PROCESS_BYTES;
+use crate::error::Result;
 use crate::limits::Policy;
 use crate::limits::budget::Budgets;
 use crate::relay::LoopbackUrl;
@@ -66,6 +69,27 @@ pub struct PoolOptions {
     /// A folder for raw recordings of what each CLI process prints. It holds prompts, answers, results of tools and
     /// account details.
     pub record: Option<PathBuf>,
+}
+
+impl PoolOptions {
+    /// Which ways a pool takes with a program of this standing, in words: the same decision that it makes before it starts
+    /// anything. Tools are taken to be there.
+    ///
+    /// # Errors
+    ///
+    /// `version_incompatible` that names the check that stands in the way.
+    pub fn ways(&self, standing: &Standing) -> Result<String> {
+        let ways = ways(standing, self.reseed, self.tools)?;
+        let history = match ways.reseed {
+            Reseed::Native => "native",
+            Reseed::Transcript => "transcript",
+        };
+        let tools = match ways.tools {
+            ToolCarrier::InBand => "in-band",
+            ToolCarrier::Http => "over HTTP on loopback",
+        };
+        Ok(format!("history {history}, tools {tools}"))
+    }
 }
 
 impl Default for PoolOptions {

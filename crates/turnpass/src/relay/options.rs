@@ -5,8 +5,11 @@ use std::path::PathBuf;
 use super::completion::ProcessMode;
 use super::prepared::ToolCarrier;
 use super::upstream::LoopbackUrl;
+use super::ways::{Asked, ways};
+use crate::certify::Standing;
 use crate::cli::environment::InheritedCredentials;
 use crate::cli::places::PROCESS_BYTES;
+use crate::error::Result;
 use crate::limits::Policy;
 use crate::limits::budget::Budgets;
 
@@ -45,6 +48,31 @@ pub struct RelayOptions {
     pub lab_home: Option<PathBuf>,
     /// A folder for raw recordings of what each CLI process prints. It holds prompts and answers, never the bearer.
     pub record: Option<PathBuf>,
+}
+
+impl RelayOptions {
+    /// Which ways a relay takes with a program of this standing, in words: the same decision that it makes before it starts
+    /// anything. Tools are taken to be there.
+    ///
+    /// # Errors
+    ///
+    /// `version_incompatible` that names the check that stands in the way.
+    pub fn ways(&self, standing: &Standing) -> Result<String> {
+        let asked = Asked {
+            process: self.process,
+            tools: self.tools,
+        };
+        let ways = ways(standing, asked, true)?;
+        let process = match ways.process {
+            ProcessMode::Warm => "kept processes",
+            ProcessMode::PerRequest => "a process for each request",
+        };
+        let tools = match ways.tools {
+            ToolCarrier::ExtraBody => "in the extra body",
+            ToolCarrier::Mcp => "over MCP",
+        };
+        Ok(format!("{process}, tools {tools}"))
+    }
 }
 
 impl Default for RelayOptions {

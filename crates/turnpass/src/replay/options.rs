@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::ways::Asked;
+use super::ways::{Asked, ways};
+use crate::certify::Standing;
 use crate::cli::environment::InheritedCredentials;
+use crate::error::Result;
 use crate::limits::Policy;
 use crate::limits::budget::Budgets;
 use crate::relay::LoopbackUrl;
@@ -114,6 +116,21 @@ impl Default for ReplayOptions {
 }
 
 impl ReplayOptions {
+    /// Which ways a replay takes with a program of this standing, in words: the same decision that it makes before it starts
+    /// anything. Tools are taken to be there.
+    ///
+    /// # Errors
+    ///
+    /// `version_incompatible` that names the check that stands in the way.
+    pub fn ways(&self, standing: &Standing) -> Result<String> {
+        let ways = ways(standing, self.asked(), true)?;
+        let tools = match ways.tools {
+            Carrier::InBand => "in-band",
+            Carrier::Stdio => "over stdio",
+        };
+        Ok(format!("history {}, tools {tools}", ways.told.history))
+    }
+
     /// What is asked for, and what there is.
     pub(crate) fn asked(&self) -> Asked {
         Asked {

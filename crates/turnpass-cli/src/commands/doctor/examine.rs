@@ -11,6 +11,7 @@ use turnpass::cli::locate::{Executable, locate_here};
 use turnpass::cli::private_dir::{roots, sweep};
 use turnpass::conversation::Message;
 use turnpass::record::{Outcome as Ended, StreamRecord};
+use turnpass::request::TransportKind;
 use turnpass::{Error, ErrorCode, Event, Request};
 
 use super::report::{Check, Report};
@@ -57,6 +58,11 @@ pub(super) async fn all(settings: &Settings, report: &mut Report) -> Result<(), 
             installed(settings, snapshot.clone(), report).await?
         }
     };
+    if let Some(found) = &found {
+        for check in ways(settings, found) {
+            report.add(check)?;
+        }
+    }
     if let Some(check) = last_call(settings) {
         report.add(check)?;
     }
@@ -166,7 +172,8 @@ async fn installed(
     report: &mut Report,
 ) -> Result<Option<Found>, Fault> {
     let inherited = InheritedCredentials::Strip;
-    let installed = Installed::new(settings.claude_setting(), snapshot, inherited);
+    let installed = Installed::new(settings.claude_setting(), snapshot, inherited)
+        .with_certificates(context::state_dir().as_deref());
     let found = match installed.checked().await {
         Ok(found) => {
             report.add(Check::ok("version", found.version.to_string()).public())?;
@@ -182,6 +189,34 @@ async fn installed(
     };
     installed.shutdown().await;
     Ok(found)
+}
+
+/// Which ways each transport will take with it, and why: the decision that it makes before it starts anything.
+fn ways(settings: &Settings, found: &Found) -> Vec<Check> {
+    let standing = &found.standing;
+    let check = |transport: TransportKind| {
+        let name = transport.as_str();
+        let decided = match transport {
+            TransportKind::Pool => context::pool_options(settings).ways(standing),
+            TransportKind::Replay => context::replay_options(settings).ways(standing),
+            TransportKind::Relay => context::relay_options(settings).ways(standing),
+        };
+        match decided {
+            Ok(ways) => {
+                let because = std::iter::once(standing.source().to_owned());
+                let around = standing.fall_backs(transport).into_iter();
+                let around = around.map(|(check, way)| format!("{check} fails: {way}"));
+                let why: Vec<_> = because.chain(around).collect();
+                Check::ok(name, format!("{ways} ({})", why.join("; "))).public()
+            }
+            Err(error) if transport == settings.transport => Check::fail(name, &error),
+            Err(error) => {
+                let (said, next) = (error.detail().to_owned(), error.remedy());
+                Check::warn(name, said, next).public()
+            }
+        }
+    };
+    TransportKind::ALL.into_iter().map(check).collect()
 }
 
 async fn sign_in(installed: &Installed) -> Check {
