@@ -58,13 +58,13 @@ pub(crate) struct Values {
     /// How requests reach the service: pool, replay or relay [env: TURNPASS_TRANSPORT]
     #[arg(long, value_name = "TRANSPORT")]
     pub(crate) transport: Option<TransportKind>,
-    /// Whether the relay keeps its process: warm or per-request [env: TURNPASS_PROCESS]
+    /// Whether the relay keeps its process: warm or per-request; unset, as the CLI was certified [env: TURNPASS_PROCESS]
     #[arg(long, value_name = "PROCESS")]
     pub(crate) process: Option<Process>,
-    /// How the pool tells a process what was said before: native or transcript [env: TURNPASS_RESEED]
+    /// How the pool tells a process what was said before: native or transcript; unset, as certified [env: TURNPASS_RESEED]
     #[arg(long, value_name = "WAY")]
     pub(crate) reseed: Option<ReseedWord>,
-    /// How the pool serves tools to the CLI: in-band or http [env: TURNPASS_TOOL_CARRIER]
+    /// How the pool serves tools to the CLI: in-band or http; unset, as the CLI was certified [env: TURNPASS_TOOL_CARRIER]
     #[arg(long, value_name = "CARRIER")]
     pub(crate) tool_carrier: Option<CarrierWord>,
     /// Memory for kept processes, in MiB [env: TURNPASS_MEMORY_MB]
@@ -118,7 +118,7 @@ pub(crate) struct Values {
     /// Whether each generation leaves a line for `turnpass log`: true or false [env: TURNPASS_KEEP_RECORDS]
     #[arg(long, value_name = "BOOL")]
     pub(crate) keep_records: Option<bool>,
-    /// How replay gives the conversation to its process: native or transcript [env: TURNPASS_HISTORY]
+    /// How replay gives the conversation to its process: native or transcript; unset, as certified [env: TURNPASS_HISTORY]
     #[arg(long, value_name = "HISTORY")]
     pub(crate) history: Option<History>,
     /// Tables of the file only: neither a flag nor a variable has room for them.

@@ -225,7 +225,9 @@ fn notice_text(notice: &Notice) -> Option<String> {
             format!("{count} further requests of the CLI were refused")
         }
         Notice::Laboratory => LABORATORY.to_owned(),
-        Notice::Uncertified { text } | Notice::Other { text } => visible(text),
+        Notice::Uncertified { text }
+        | Notice::UncertifiedVersion { text, .. }
+        | Notice::Other { text } => visible(text),
         // What was changed on the way out is for a host's log.
         _ => return None,
     })

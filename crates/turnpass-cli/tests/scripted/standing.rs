@@ -159,7 +159,7 @@ async fn thinks(stage: Stage, provider: Provider) -> bool {
     let mut request = history();
     let thought = turnpass::conversation::SignedThinking {
         thinking: "a-thought".into(),
-        signature: stage.upstream.sign("a-thought").into(),
+        signature: stage.upstream.sign("a-thought"),
     };
     request.messages[1]
         .content

@@ -59,6 +59,7 @@ pub(crate) const STARTS_TASKS: &[&str] = &[
     "crates/turnpass/src/limits/book.rs",
     "crates/turnpass/src/limits/latest.rs",
     "crates/turnpass/src/models/known.rs",
+    "crates/turnpass/src/cli/version.rs",
     "crates/turnpass/src/limits/shared.rs",
     // The thread that writes records, so that no generation waits for a disk.
     "crates/turnpass/src/record/sink.rs",

@@ -2,7 +2,8 @@
 //!
 //! The CLI changes almost daily, so nothing here asks how new a version is: a [`Check`] is a behaviour with a name, a
 //! [`Certificate`] is what one program file was seen to do, check by check, and [`Standing`] is what is known of the file that is
-//! about to serve. Each transport turns it into its ways, in one pure function. The checks are run by the program (`turnpass doctor --certify`), which ships the laboratory that they
+//! about to serve. Each transport turns it into its ways, in one pure function. The checks are run by the program (`turnpass doctor
+//! --certify`), which ships the laboratory that they
 //! need; this module starts no process and opens no connection.
 //!
 //! # Layout

@@ -188,8 +188,10 @@ mod tests {
         );
     }
 
+    type Change = fn(&mut Ways);
+
     /// Each check that decides about a way, with what is left without it.
-    fn rows() -> Vec<(Check, fn(&mut Ways))> {
+    fn rows() -> Vec<(Check, Change)> {
         vec![
             (Check::FramesOrder, |w| w.reseed = Reseed::Transcript),
             (Check::FramesAcknowledged, |w| w.reseed = Reseed::Transcript),

@@ -1,0 +1,121 @@
+//! The same for a CLI that cannot do all of it, and for a process that stood ready.
+
+use super::*;
+
+#[test]
+fn a_cli_that_cannot_fork_or_resume_is_given_the_whole_history() {
+    use PlanKind::{Reseeded, Resumed};
+    let given = |session: &str| Some(state(&turn(), session, "m", &settings()));
+    check(vec![
+        (
+            "resume_at fails",
+            dead().with(|s| s.resumes = false),
+            reseed(),
+            Reseeded,
+            "resume_at",
+        ),
+        (
+            "fork_at fails: a live conversation with another model",
+            scene().with(|s| {
+                s.wants.model = ModelId::from("n");
+                s.forks = false;
+            }),
+            reseed(),
+            Reseeded,
+            "the model changed, and the live conversation has no point",
+        ),
+        (
+            "fork_at fails: somebody else's conversation",
+            dead().with(|s| {
+                s.given = given("other");
+                s.forks = false;
+            }),
+            reseed(),
+            Reseeded,
+            "belongs to another transport session, and this CLI does not pass the check fork_at",
+        ),
+        (
+            "neither needs the other",
+            dead().with(|s| s.forks = false),
+            resume(),
+            Resumed,
+            "no process is live",
+        ),
+        (
+            "nor this one",
+            dead().with(|s| {
+                s.given = given("other");
+                s.resumes = false;
+            }),
+            fork(STORED),
+            PlanKind::Forked,
+            "it is forked",
+        ),
+    ]);
+}
+
+#[test]
+fn a_process_that_stood_ready_is_fitted() {
+    use PlanKind::{Fresh, Reseeded, Resumed, Warm};
+    check(vec![
+        (
+            "a first question",
+            ready(),
+            (set(false), from(0)),
+            Warm,
+            "stood ready",
+        ),
+        (
+            "SPEC 5 a model before the first user line is set",
+            ready().with(|s| {
+                s.wants.model = ModelId::from("n");
+                s.wants.effort = Some(Effort::Low);
+            }),
+            (set(true), from(0)),
+            Warm,
+            "stood ready",
+        ),
+        (
+            "another prompt needs another process: it is told but once",
+            ready().with(|s| s.wants.prompt = Digest::of(b"other")),
+            reseed(),
+            Fresh,
+            "another prompt",
+        ),
+        (
+            "other tools need another process",
+            ready().with(|s| s.wants.tools = Digest::of(b"other")),
+            reseed(),
+            Fresh,
+            "other tools",
+        ),
+        (
+            "a history is given to it",
+            ready().with(|s| s.history = grown()),
+            (set(false), from(0)),
+            Reseeded,
+            "is given the whole history: there is no stored state",
+        ),
+        (
+            "but a stored conversation is better",
+            ready().with(|s| {
+                s.history = grown();
+                s.given = dead().given;
+            }),
+            resume(),
+            Resumed,
+            "no process is live",
+        ),
+        (
+            "once a user line was written it is no longer fresh, also after a rewind",
+            scene().with(|s| {
+                s.live.as_mut().unwrap().0.cut(0);
+                s.history = vec![Message::user("a")];
+                s.wants.model = ModelId::from("n");
+            }),
+            reseed(),
+            Fresh,
+            "the model changed, and the live conversation has no point",
+        ),
+    ]);
+}
