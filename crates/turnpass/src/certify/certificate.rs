@@ -8,7 +8,8 @@ use super::standing;
 use crate::error::Error;
 use crate::request::TransportKind;
 
-/// Form of a stored certificate. A certificate of another form is none: its checks may have looked at something else.
+/// Form of a stored certificate. A certificate of another form is none: its checks may have looked at something else. It is
+/// raised with each check that is added, since what a kept certificate does not have counts as failing.
 pub const FORM: u32 = 1;
 
 /// How a check went.
@@ -150,6 +151,11 @@ mod tests {
         let mut outcomes: Vec<_> = held.map(|check| outcome(*check, Verdict::Holds)).collect();
         outcomes.extend(missing.iter().map(|check| outcome(*check, fails())));
         Certificate::new(test_identity(), outcomes)
+    }
+
+    #[test]
+    fn the_form_is_raised_with_the_checks() {
+        assert_eq!((FORM, Check::ALL.len()), (1, 44));
     }
 
     #[test]

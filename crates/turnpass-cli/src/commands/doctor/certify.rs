@@ -61,7 +61,7 @@ pub(super) async fn run(
         certified = certify(plan, &mut tell) => certified?,
     };
     written?;
-    let kept = match is_whole {
+    let kept = match is_whole && was_all_seen(&certified.certificate) {
         true => keep(&certified.certificate),
         false => None,
     };
@@ -77,6 +77,13 @@ pub(super) async fn run(
         super::super::print(&summary(&certified, kept.as_ref(), is_whole))?;
     }
     Ok(exit(&certified.certificate, kept.as_ref()))
+}
+
+/// Whether every check could be looked at. Transports obey a certificate, so what the laboratory failed at must not speak of the
+/// CLI.
+fn was_all_seen(certificate: &Certificate) -> bool {
+    let mut outcomes = certificate.outcomes().iter();
+    outcomes.all(|one| !matches!(one.verdict, Verdict::NotChecked { .. }))
 }
 
 /// Keeps it; the error is told, and does not undo what was found.
@@ -151,6 +158,7 @@ fn summary(certified: &Certified, kept: Option<&turnpass::Result<()>>, is_whole:
     match kept {
         Some(Ok(())) => text.push_str("kept for this program file until it changes\n"),
         Some(Err(error)) => text.push_str(&format!("not kept: {error}\n")),
+        None if is_whole => text.push_str("not kept: some checks could not be run\n"),
         None => text.push_str("not kept: only some checks were run\n"),
     }
     text
@@ -196,4 +204,38 @@ fn as_json(certified: &Certified, kept: Option<&turnpass::Result<()>>) -> serde_
 
 fn milliseconds(certified: &Certified) -> u64 {
     u64::try_from(certified.took.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use turnpass::certify::Identity;
+    use turnpass::cli::version::Version;
+
+    use super::*;
+
+    #[test]
+    fn what_the_laboratory_failed_at_is_not_kept() {
+        let program = std::env::current_exe().unwrap();
+        let identity = Identity::of(Version::new(2, 1, 332), &program).unwrap();
+        let certificate = |verdict: Verdict| {
+            let outcome = |check: &Check| Outcome {
+                check: *check,
+                verdict: match check {
+                    Check::ForkAt => verdict.clone(),
+                    _ => Verdict::Holds,
+                },
+                took_ms: 1,
+            };
+            let outcomes = Check::ALL.iter().map(outcome).collect();
+            Certificate::new(identity.clone(), outcomes)
+        };
+        let (seen, why) = ("two requests".to_owned(), "no space".to_owned());
+        for (verdict, is_kept) in [
+            (Verdict::Holds, true),
+            (Verdict::Fails { seen }, true),
+            (Verdict::NotChecked { why }, false),
+        ] {
+            assert_eq!(was_all_seen(&certificate(verdict)), is_kept);
+        }
+    }
 }
