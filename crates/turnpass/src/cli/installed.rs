@@ -98,7 +98,8 @@ impl Installed {
         self
     }
 
-    /// Finds the CLI, checks its version and looks up its standing. Starts a process only when the file has changed since the last time.
+    /// Finds the CLI, checks its version and looks up its standing. Starts a process, and reads of the file, only when it has changed
+    /// since the last time.
     ///
     /// Has to be called within a tokio runtime. Dropping the future ends a process that it started.
     ///
@@ -112,8 +113,9 @@ impl Installed {
             Some(known) => known,
             None => {
                 let (dir, environment) = self.search.place(&executable.path)?;
+                let cwd = dir.work();
                 self.versions
-                    .of(&executable.path, &environment, &dir.work())
+                    .of(&executable.path, &environment, &cwd, dir)
                     .await?
             }
         };

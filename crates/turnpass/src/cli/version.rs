@@ -149,18 +149,27 @@ impl Versions {
     /// The version of a program, at least [`FLOOR`], and its standing, which is looked up on a thread for such work. Only
     /// successes are remembered. A certificate that is made later counts once the file has changed, or for another value.
     ///
-    /// Dropping the future kills the question.
+    /// `place` is what has to be there while it is asked, and is dropped with the answer: a host that is killed during the look-up
+    /// leaves nothing of it. Dropping the future kills the question.
     ///
     /// # Errors
     ///
     /// As [`judge`].
-    pub async fn of(&self, program: &Path, environment: &Environment, cwd: &Path) -> Result<Known> {
+    pub async fn of(
+        &self,
+        program: &Path,
+        environment: &Environment,
+        cwd: &Path,
+        place: impl Sized,
+    ) -> Result<Known> {
         let identity = Identity::of(program);
         if let Some(known) = identity.as_ref().and_then(|identity| self.recall(identity)) {
             return Ok(known);
         }
         let question = Question::new(program, &["--version"], environment, cwd, VERSION_LIMIT);
-        let version = judge(program, &ask(question).await)?;
+        let answer = ask(question).await;
+        drop(place);
+        let version = judge(program, &answer)?;
         let (path, certificates) = (program.to_owned(), self.certificates.clone());
         let look = move || Standing::of(version, &path, certificates.as_ref());
         let standing = tokio::task::spawn_blocking(look).await;

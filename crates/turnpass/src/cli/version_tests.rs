@@ -118,7 +118,7 @@ async fn an_update_is_seen_and_nothing_is_asked_twice() {
     install(&program, "2.1.300");
     for _ in 0..3 {
         let known = versions
-            .of(&program, &environment, dir.path())
+            .of(&program, &environment, dir.path(), ())
             .await
             .unwrap();
         assert_eq!(known.version, Version::new(2, 1, 300));
@@ -127,14 +127,14 @@ async fn an_update_is_seen_and_nothing_is_asked_twice() {
     assert_eq!(calls(), 1);
     install(&program, "2.1.4000");
     let known = versions
-        .of(&program, &environment, dir.path())
+        .of(&program, &environment, dir.path(), ())
         .await
         .unwrap();
     assert_eq!((known.version, calls()), (Version::new(2, 1, 4000), 2));
     install(&program, "2.1.1");
     for _ in 0..2 {
         let error = versions
-            .of(&program, &environment, dir.path())
+            .of(&program, &environment, dir.path(), ())
             .await
             .unwrap_err();
         assert_eq!(error.code(), ErrorCode::VersionTooOld);
