@@ -67,7 +67,10 @@ impl Run<'_> {
     /// When the conversation cannot be written down.
     pub(crate) async fn compact_if_due(&mut self) -> Result<Compacting, Error> {
         let settings = self.agent.compaction;
-        let Some(policy) = settings.policy(self.transport()).filter(|_| settings.enabled) else {
+        let Some(policy) = settings
+            .policy(self.transport())
+            .filter(|_| settings.enabled)
+        else {
             return Ok(Compacting::Not(Reason::NotDue));
         };
         let last = Usage {
@@ -75,7 +78,10 @@ impl Run<'_> {
             ..Usage::default()
         };
         let done = self.report.compactions;
-        let cools = self.agent.cools_until.is_some_and(|until| Instant::now() < until);
+        let cools = self
+            .agent
+            .cools_until
+            .is_some_and(|until| Instant::now() < until);
         if cools || !compaction_due(&last, self.window_tokens(), &policy, done) {
             return Ok(Compacting::Not(Reason::NotDue));
         }
@@ -190,7 +196,9 @@ impl Run<'_> {
         // Ends it, when it was cancelled.
         drop(generation);
         match &asked {
-            Asked::Whole(done) if done.state == StateOrder::Clear => self.agent.request.state = None,
+            Asked::Whole(done) if done.state == StateOrder::Clear => {
+                self.agent.request.state = None
+            }
             Asked::Failed(error) if error.backend_state_retired() => {
                 self.agent.request.state = None;
             }

@@ -179,9 +179,19 @@ async fn a_conversation_above_the_threshold_is_summed_up_and_goes_on() {
     let (before, asked, after) = (&requests[0], &requests[1], &requests[2]);
     let older = asked.messages.len() - 1;
     assert_eq!(asked.messages[..older], before.messages[..older]);
-    assert_eq!((&asked.system, &asked.tools), (&before.system, &before.tools));
-    assert_eq!((&asked.session, &asked.state), (&before.session, &before.state));
-    assert!(asked.messages[older].text().contains("Do not call any tool"));
+    assert_eq!(
+        (&asked.system, &asked.tools),
+        (&before.system, &before.tools)
+    );
+    assert_eq!(
+        (&asked.session, &asked.state),
+        (&before.session, &before.state)
+    );
+    assert!(
+        asked.messages[older]
+            .text()
+            .contains("Do not call any tool")
+    );
     assert!(asked.retirement.is_some());
     assert_eq!(asked.sampling.temperature, Some(0.5));
     assert_eq!(asked.sampling.tool_choice, None, "that is for answers");
@@ -216,7 +226,11 @@ async fn a_conversation_above_the_threshold_is_summed_up_and_goes_on() {
         AgentEvent::Text { text } => Some(text.as_str()),
         _ => None,
     });
-    assert_eq!(texts.collect::<String>(), "onetwo", "nobody is shown a summary");
+    assert_eq!(
+        texts.collect::<String>(),
+        "onetwo",
+        "nobody is shown a summary"
+    );
 }
 
 #[tokio::test]
@@ -322,7 +336,11 @@ async fn a_failed_summary_leaves_everything_and_is_not_tried_again_at_once() {
     let report = stage.run(&mut agent, "second").await;
     assert!(matches!(report.outcome, Outcome::Completed), "{report:?}");
     let told = ["Threshold begins", "Threshold failed: overloaded"];
-    assert_eq!(stage.told(), told, "once, and its two further rounds say nothing");
+    assert_eq!(
+        stage.told(),
+        told,
+        "once, and its two further rounds say nothing"
+    );
     assert_eq!(agent.history()[..before.len()], before[..]);
     assert!(agent.state().is_some(), "nothing was retired");
     stage.run(&mut agent, "third").await;
@@ -386,8 +404,14 @@ async fn a_failed_summary_of_an_overflow_is_told_with_it() {
     let report = stage.run(&mut agent, "go").await;
     let error = failed(&report);
     assert_eq!(error.code(), ErrorCode::ContextLengthExceeded);
-    assert!(error.detail().contains("the summary failed (billing)"), "{error}");
-    assert_eq!(stage.told(), ["Overflow begins", "Overflow failed: billing"]);
+    assert!(
+        error.detail().contains("the summary failed (billing)"),
+        "{error}"
+    );
+    assert_eq!(
+        stage.told(),
+        ["Overflow begins", "Overflow failed: billing"]
+    );
 }
 
 #[tokio::test]
@@ -518,7 +542,9 @@ async fn a_reopened_session_goes_on_from_the_summary_and_nothing_is_lost() {
         Script::text("two"),
         Script::text("three"),
     ]);
-    stage.run(&mut stage.kept(stage.long_session()), "first").await;
+    stage
+        .run(&mut stage.kept(stage.long_session()), "first")
+        .await;
     // The size is known to the next program too.
     let session = stage.store().open("s").unwrap();
     assert_eq!(session.last_prompt_tokens(), Some(DUE));
@@ -550,7 +576,11 @@ async fn a_reopened_session_goes_on_from_the_summary_and_nothing_is_lost() {
     assert_eq!(stage.store().list().unwrap()[0].compactions, 1);
     assert!(stage.store().remove("s").unwrap());
     let left = std::fs::read_dir(stage.folder.path().join("sessions")).unwrap();
-    assert_eq!(left.count(), 0, "removed with everything that was said in it");
+    assert_eq!(
+        left.count(),
+        0,
+        "removed with everything that was said in it"
+    );
 }
 
 #[tokio::test]

@@ -50,7 +50,10 @@ fn conversation(turns: &[Turn], ends_with_results: bool) -> Vec<Message> {
         messages.push(results(&ids, &"r".repeat(bytes)));
     };
     for (number, (bytes, rounds)) in turns.iter().enumerate() {
-        messages.push(Message::user(format!("ask {number} {}", "p".repeat(*bytes))));
+        messages.push(Message::user(format!(
+            "ask {number} {}",
+            "p".repeat(*bytes)
+        )));
         for (how_many, bytes) in rounds {
             round(&mut messages, *how_many, *bytes);
         }
@@ -64,7 +67,7 @@ fn conversation(turns: &[Turn], ends_with_results: bool) -> Vec<Message> {
 }
 
 fn turns() -> impl Strategy<Value = Vec<Turn>> {
-    let round = (1usize..4, 0usize..4_000);
+    let round = (1usize..4, 1usize..4_000);
     prop::collection::vec((0usize..4_000, prop::collection::vec(round, 0..4)), 0..8)
 }
 
@@ -129,7 +132,11 @@ fn what_is_the_last_word_stays_whatever_its_size() {
     let big = "x".repeat(400_000);
     let alone = [Message::user(big.clone())];
     assert_eq!(cut(&alone, 20), None);
-    let asked = [Message::user("a"), Message::assistant("b"), Message::user(big.clone())];
+    let asked = [
+        Message::user("a"),
+        Message::assistant("b"),
+        Message::user(big.clone()),
+    ];
     assert_eq!(cut(&asked, 20), Some(2));
     let ids = ["t".to_owned()];
     let called = [Message::user("a"), calls(&ids), results(&ids, &big)];
