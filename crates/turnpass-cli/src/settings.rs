@@ -12,18 +12,20 @@ use turnpass::limits::budget::{Allowance, Budgets};
 use turnpass::relay::LoopbackUrl;
 use turnpass::replay::History;
 use turnpass::request::{Effort, TransportKind};
+use turnpass_agent::Compaction;
 use turnpass_agent::agent::DEFAULT_ROUNDS;
+use turnpass_agent::compaction::{COMPACTIONS, KEEP_TOKENS};
 
 use crate::config_file;
 use crate::exit::Fault;
 use crate::prices::Prices;
-pub(crate) use crate::words::{CarrierWord, Process, ReseedWord, ToolWord};
+pub(crate) use crate::words::{CarrierWord, Process, ReseedWord, ThresholdWord, ToolWord};
 
 /// The model, unless a setting says otherwise: the alias of the service's everyday model.
 const DEFAULT_MODEL: &str = "sonnet";
 
 /// Each key with its environment variable, in the order in which they are shown.
-pub(crate) const KEYS: [(&str, &str); 22] = [
+pub(crate) const KEYS: [(&str, &str); 26] = [
     ("transport", "TURNPASS_TRANSPORT"),
     ("process", "TURNPASS_PROCESS"),
     ("reseed", "TURNPASS_RESEED"),
@@ -49,6 +51,10 @@ pub(crate) const KEYS: [(&str, &str); 22] = [
     ("record", "TURNPASS_RECORD"),
     ("keep_records", "TURNPASS_KEEP_RECORDS"),
     ("history", "TURNPASS_HISTORY"),
+    ("compaction", "TURNPASS_COMPACTION"),
+    ("compaction_threshold", "TURNPASS_COMPACTION_THRESHOLD"),
+    ("compaction_keep_tokens", "TURNPASS_COMPACTION_KEEP_TOKENS"),
+    ("max_compactions", "TURNPASS_MAX_COMPACTIONS"),
 ];
 
 /// One layer of settings: what the flags, the environment or the file say.
@@ -121,6 +127,18 @@ pub(crate) struct Values {
     /// How replay gives the conversation to its process: native or transcript; unset, as certified [env: TURNPASS_HISTORY]
     #[arg(long, value_name = "HISTORY")]
     pub(crate) history: Option<History>,
+    /// Whether a conversation that grows too large is summed up: true or false [env: TURNPASS_COMPACTION]
+    #[arg(long, value_name = "BOOL")]
+    pub(crate) compaction: Option<bool>,
+    /// From which size on: tokens, or N% of the window [env: TURNPASS_COMPACTION_THRESHOLD]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) compaction_threshold: Option<ThresholdWord>,
+    /// How much of the latest conversation stays, in tokens [env: TURNPASS_COMPACTION_KEEP_TOKENS]
+    #[arg(long, value_name = "N")]
+    pub(crate) compaction_keep_tokens: Option<u64>,
+    /// Compactions in one run [env: TURNPASS_MAX_COMPACTIONS]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_compactions: Option<u32>,
     /// Tables of the file only: neither a flag nor a variable has room for them.
     #[arg(skip)]
     pub(crate) prices: Option<Prices>,
@@ -171,6 +189,7 @@ pub(crate) struct Settings {
     pub(crate) keep_records: bool,
     /// Of replay alone; `None` leaves it to what the CLI was certified to do.
     pub(crate) history: Option<History>,
+    pub(crate) compaction: Compaction,
     /// The person's prices for the estimate of `usage`.
     pub(crate) prices: Prices,
     /// Where each came from, in the order of [`KEYS`].
@@ -238,6 +257,13 @@ impl Settings {
             record: first!(record),
             keep_records: first!(keep_records).unwrap_or(true),
             history: first!(history),
+            compaction: Compaction {
+                enabled: first!(compaction).unwrap_or(true),
+                threshold: first!(compaction_threshold).map(|word| word.0),
+                keep_tokens: first!(compaction_keep_tokens).unwrap_or(KEEP_TOKENS),
+                per_run: first!(max_compactions).unwrap_or(COMPACTIONS),
+                ..Compaction::default()
+            },
             prices: layers
                 .iter()
                 .find_map(|(_, layer)| layer.prices.clone())
@@ -259,6 +285,12 @@ impl Settings {
             return Err(Fault::usage(
                 "max_rounds is 0",
                 "A run needs at least one round.",
+            ));
+        }
+        if self.compaction.per_run == 0 {
+            return Err(Fault::usage(
+                "max_compactions is 0",
+                "`compaction = false` switches it off.",
             ));
         }
         if self.memory_mb == Some(0) {
@@ -364,6 +396,10 @@ impl Settings {
             path(&self.record),
             Some(self.keep_records.to_string()),
             self.history.map(|word| quoted(word.as_str())),
+            Some(self.compaction.enabled.to_string()),
+            self.compaction.threshold.map(|t| ThresholdWord(t).shown()),
+            Some(self.compaction.keep_tokens.to_string()),
+            Some(self.compaction.per_run.to_string()),
         ];
         KEYS.iter()
             .zip(values)
@@ -433,6 +469,10 @@ fn from_environment(environment: Environment<'_>) -> Result<Values, Fault> {
         record: text(19)?.map(PathBuf::from),
         keep_records: read(20, text(20)?)?,
         history: read(21, text(21)?)?,
+        compaction: read(22, text(22)?)?,
+        compaction_threshold: read(23, text(23)?)?,
+        compaction_keep_tokens: read(24, text(24)?)?,
+        max_compactions: read(25, text(25)?)?,
         prices: None,
     })
 }
@@ -502,6 +542,10 @@ mod tests {
                 "TURNPASS_RECORD" => "/tmp/recordings",
                 "TURNPASS_KEEP_RECORDS" => "false",
                 "TURNPASS_HISTORY" => "transcript",
+                "TURNPASS_COMPACTION" => "false",
+                "TURNPASS_COMPACTION_THRESHOLD" => "60%",
+                "TURNPASS_COMPACTION_KEEP_TOKENS" => "5",
+                "TURNPASS_MAX_COMPACTIONS" => "6",
                 _ => return None,
             };
             Some(OsString::from(text))
@@ -533,6 +577,10 @@ mod tests {
             "\"/tmp/recordings\"",
             "false",
             "\"transcript\"",
+            "false",
+            "\"60%\"",
+            "5",
+            "6",
         ];
         assert_eq!(shown, wanted.map(|text| Some(text.to_owned())));
     }
@@ -551,6 +599,8 @@ mod tests {
             ("TURNPASS_USAGE_GATE", "on", "use require_off, warn, off"),
             ("TURNPASS_KEEP_RECORDS", "no", "`true` or `false`"),
             ("TURNPASS_HISTORY", "long", "use native, transcript"),
+            ("TURNPASS_COMPACTION_THRESHOLD", "0", "use tokens"),
+            ("TURNPASS_MAX_COMPACTIONS", "none", "invalid digit"),
         ] {
             let read = |asked: &str| (asked == name).then(|| OsString::from(value));
             let fault = from_environment(&read).unwrap_err();
@@ -591,6 +641,12 @@ mod tests {
         };
         layered(home, Values::default(), Values::default()).unwrap_err();
         layered(model(" "), Values::default(), Values::default()).unwrap_err();
+        let never = Values {
+            max_compactions: Some(0),
+            ..Values::default()
+        };
+        let fault = layered(Values::default(), never, Values::default()).unwrap_err();
+        assert!(fault.to_string().contains("compaction = false"), "{fault}");
         let relative = || Values {
             claude_path: Some("bin/claude".into()),
             ..Values::default()
