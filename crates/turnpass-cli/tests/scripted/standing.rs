@@ -454,6 +454,10 @@ async fn each_row(transport: TransportKind) {
     let mut wrong = Vec::new();
     for (check, fault, play) in rows(transport) {
         for is_known in [true, false] {
+            // A short answer can be faster than the closing of the gate, and its process is killed for that as well.
+            if check == Check::BlockingLimitGate && !is_known {
+                continue;
+            }
             let stage = emulator(KNOWN.0, Some(fault));
             let failing = Some(check).filter(|_| is_known);
             certify(&stage, failing.as_slice());
