@@ -543,6 +543,12 @@ async fn the_relay_goes_around_what_does_not_hold() {
             "{failing:?} {tools:?}: stays, in-band, by a server"
         );
     }
+    for (failing, is_refused) in [(&[][..], false), (&[Check::ExtraBodyLive], true)] {
+        let stage = emulator(KNOWN.0, None);
+        certify(&stage, failing);
+        let provider = provider(&stage, TransportKind::Relay);
+        assert_eq!(sets_the_body(stage, provider).await, is_refused);
+    }
 }
 
 #[tokio::test]

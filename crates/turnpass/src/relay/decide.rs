@@ -1,6 +1,7 @@
 //! How the installed CLI is to be used for a request, and what the host is told of that.
 
 use super::*;
+use crate::certify::standing::extra_body_fails;
 
 impl Inner {
     /// Where the tools travel, until the program is known: to find what is wrong with a request first.
@@ -17,6 +18,9 @@ impl Inner {
     pub(super) async fn decide(&self, prepared: &mut Prepared) -> Result<Decided> {
         let has_tools = !prepared.catalogue.is_empty();
         let decided = self.stable.decide(self.asked, has_tools).await?;
+        if prepared.has_settings() && !decided.ways.extra_body {
+            return Err(extra_body_fails());
+        }
         prepared.carry(decided.ways.tools);
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(decided.ways);
         Ok(decided)

@@ -122,6 +122,11 @@ impl Prepared {
         })
     }
 
+    /// Whether the body is to have settings of the host's.
+    pub(crate) fn has_settings(&self) -> bool {
+        !self.fields.is_empty()
+    }
+
     /// Lets the tools travel in another way.
     pub(crate) fn carry(&mut self, carrier: ToolCarrier) {
         if self.carrier == carrier {

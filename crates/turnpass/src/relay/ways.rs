@@ -33,6 +33,8 @@ pub(crate) struct Ways {
     pub(crate) tools: ToolCarrier,
     /// Whether descriptions of tools arrive whole, however long.
     pub(crate) long_descriptions: bool,
+    /// Whether settings of the body arrive.
+    pub(crate) extra_body: bool,
 }
 
 /// Decides.
@@ -65,6 +67,7 @@ pub(crate) fn ways(standing: &Standing, asked: Asked, has_tools: bool) -> Result
         },
         tools,
         long_descriptions: arrive_whole,
+        extra_body: in_body,
     })
 }
 
@@ -148,6 +151,8 @@ mod tests {
             ..AUTO
         };
         assert_eq!(ways(&UNKNOWN, warm, true).unwrap().process, Warm);
+        let body = |failed: &[Check]| ways(&failing(failed), over_mcp, true).unwrap().extra_body;
+        assert!(unknown.extra_body && body(&[]) && !body(EXTRA_BODY));
         let cut = ways(&failing(&[Check::DescriptionsWhole]), over_mcp, true).unwrap();
         assert!(!cut.long_descriptions);
         let whole = ways(&failing(&[Check::DescriptionsWhole]), AUTO, true).unwrap();
