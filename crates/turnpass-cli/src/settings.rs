@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::Args;
 use serde::Deserialize;
@@ -11,7 +12,7 @@ use turnpass::limits::Policy;
 use turnpass::limits::budget::{Allowance, Budgets};
 use turnpass::relay::LoopbackUrl;
 use turnpass::replay::History;
-use turnpass::request::{Effort, TransportKind};
+use turnpass::request::{Effort, Limits, TransportKind};
 use turnpass_agent::agent::DEFAULT_ROUNDS;
 
 use crate::config_file;
@@ -22,8 +23,11 @@ pub(crate) use crate::words::{CarrierWord, Process, ReseedWord, ToolWord};
 /// The model, unless a setting says otherwise: the alias of the service's everyday model.
 const DEFAULT_MODEL: &str = "sonnet";
 
+/// Longest deadline of a generation that can be set, in seconds: a day. A larger number is a slip, such as milliseconds.
+const LONGEST_TIMEOUT_S: u32 = 24 * 60 * 60;
+
 /// Each key with its environment variable, in the order in which they are shown.
-pub(crate) const KEYS: [(&str, &str); 22] = [
+pub(crate) const KEYS: [(&str, &str); 25] = [
     ("transport", "TURNPASS_TRANSPORT"),
     ("process", "TURNPASS_PROCESS"),
     ("reseed", "TURNPASS_RESEED"),
@@ -49,6 +53,9 @@ pub(crate) const KEYS: [(&str, &str); 22] = [
     ("record", "TURNPASS_RECORD"),
     ("keep_records", "TURNPASS_KEEP_RECORDS"),
     ("history", "TURNPASS_HISTORY"),
+    ("start_timeout_s", "TURNPASS_START_TIMEOUT_S"),
+    ("idle_timeout_s", "TURNPASS_IDLE_TIMEOUT_S"),
+    ("total_timeout_s", "TURNPASS_TOTAL_TIMEOUT_S"),
 ];
 
 /// One layer of settings: what the flags, the environment or the file say.
@@ -121,6 +128,15 @@ pub(crate) struct Values {
     /// How replay gives the conversation to its process: native or transcript [env: TURNPASS_HISTORY]
     #[arg(long, value_name = "HISTORY")]
     pub(crate) history: Option<History>,
+    /// From a request to the first sign of its answer, in seconds [env: TURNPASS_START_TIMEOUT_S]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) start_timeout_s: Option<u32>,
+    /// Longest silence within an answer, in seconds [env: TURNPASS_IDLE_TIMEOUT_S]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) idle_timeout_s: Option<u32>,
+    /// The whole of one generation, in seconds [env: TURNPASS_TOTAL_TIMEOUT_S]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) total_timeout_s: Option<u32>,
     /// Tables of the file only: neither a flag nor a variable has room for them.
     #[arg(skip)]
     pub(crate) prices: Option<Prices>,
@@ -170,6 +186,8 @@ pub(crate) struct Settings {
     pub(crate) keep_records: bool,
     /// Of replay alone.
     pub(crate) history: History,
+    /// Deadlines of each generation, whatever the transport.
+    pub(crate) limits: Limits,
     /// The person's prices for the estimate of `usage`.
     pub(crate) prices: Prices,
     /// Where each came from, in the order of [`KEYS`].
@@ -206,6 +224,7 @@ impl Settings {
                 found.map(|found| found.1)
             }};
         }
+        let default = Limits::default();
         let settings = Self {
             transport: first!(transport).unwrap_or(TransportKind::Pool),
             process: first!(process).unwrap_or_default(),
@@ -237,6 +256,11 @@ impl Settings {
             record: first!(record),
             keep_records: first!(keep_records).unwrap_or(true),
             history: first!(history).unwrap_or_default(),
+            limits: Limits {
+                start: deadline(first!(start_timeout_s), "start_timeout_s", default.start)?,
+                idle: deadline(first!(idle_timeout_s), "idle_timeout_s", default.idle)?,
+                total: deadline(first!(total_timeout_s), "total_timeout_s", default.total)?,
+            },
             prices: layers
                 .iter()
                 .find_map(|(_, layer)| layer.prices.clone())
@@ -363,12 +387,27 @@ impl Settings {
             path(&self.record),
             Some(self.keep_records.to_string()),
             Some(quoted(self.history.as_str())),
+            Some(self.limits.start.as_secs().to_string()),
+            Some(self.limits.idle.as_secs().to_string()),
+            Some(self.limits.total.as_secs().to_string()),
         ];
         KEYS.iter()
             .zip(values)
             .zip(self.sources)
             .map(|((key, value), source)| (key.0, value, source))
             .collect()
+    }
+}
+
+/// A deadline of a generation: the seconds that were set, else the default.
+fn deadline(seconds: Option<u32>, key: &str, default: Duration) -> Result<Duration, Fault> {
+    match seconds {
+        None => Ok(default),
+        Some(seconds @ 1..=LONGEST_TIMEOUT_S) => Ok(Duration::from_secs(seconds.into())),
+        Some(seconds) => Err(Fault::usage(
+            format!("{key} is {seconds}, and has to be 1 to {LONGEST_TIMEOUT_S} seconds"),
+            format!("Leave it out for the default of {}.", default.as_secs()),
+        )),
     }
 }
 
@@ -432,6 +471,9 @@ fn from_environment(environment: Environment<'_>) -> Result<Values, Fault> {
         record: text(19)?.map(PathBuf::from),
         keep_records: read(20, text(20)?)?,
         history: read(21, text(21)?)?,
+        start_timeout_s: read(22, text(22)?)?,
+        idle_timeout_s: read(23, text(23)?)?,
+        total_timeout_s: read(24, text(24)?)?,
         prices: None,
     })
 }
@@ -501,6 +543,9 @@ mod tests {
                 "TURNPASS_RECORD" => "/tmp/recordings",
                 "TURNPASS_KEEP_RECORDS" => "false",
                 "TURNPASS_HISTORY" => "transcript",
+                "TURNPASS_START_TIMEOUT_S" => "30",
+                "TURNPASS_IDLE_TIMEOUT_S" => "60",
+                "TURNPASS_TOTAL_TIMEOUT_S" => "600",
                 _ => return None,
             };
             Some(OsString::from(text))
@@ -532,6 +577,9 @@ mod tests {
             "\"/tmp/recordings\"",
             "false",
             "\"transcript\"",
+            "30",
+            "60",
+            "600",
         ];
         assert_eq!(shown, wanted.map(|text| Some(text.to_owned())));
     }
@@ -550,6 +598,7 @@ mod tests {
             ("TURNPASS_USAGE_GATE", "on", "use require_off, warn, off"),
             ("TURNPASS_KEEP_RECORDS", "no", "`true` or `false`"),
             ("TURNPASS_HISTORY", "long", "use native, transcript"),
+            ("TURNPASS_IDLE_TIMEOUT_S", "5m", "invalid digit"),
         ] {
             let read = |asked: &str| (asked == name).then(|| OsString::from(value));
             let fault = from_environment(&read).unwrap_err();
@@ -558,6 +607,43 @@ mod tests {
         }
         let empty = |_: &str| Some(OsString::new());
         assert!(from_environment(&empty).unwrap().model.is_none());
+    }
+
+    #[test]
+    fn a_deadline_of_nothing_or_of_more_than_a_day_is_refused() {
+        let all = |seconds| Values {
+            start_timeout_s: Some(seconds),
+            idle_timeout_s: Some(seconds),
+            total_timeout_s: Some(seconds),
+            ..Values::default()
+        };
+        let none = Values::default;
+        for seconds in [0, LONGEST_TIMEOUT_S + 1, 300_000, u32::MAX] {
+            let fault = layered(all(seconds), none(), none()).unwrap_err();
+            let text = fault.to_string();
+            assert!(text.contains("start_timeout_s is"), "{text}");
+            for key in ["start", "idle", "total"] {
+                let one = Values {
+                    start_timeout_s: (key == "start").then_some(seconds),
+                    idle_timeout_s: (key == "idle").then_some(seconds),
+                    total_timeout_s: (key == "total").then_some(seconds),
+                    ..Values::default()
+                };
+                let text = layered(none(), none(), one).unwrap_err().to_string();
+                let wanted = format!("{key}_timeout_s is {seconds}, and has to be 1 to 86400");
+                assert!(text.contains(&wanted), "{text}");
+            }
+        }
+        for seconds in [1, LONGEST_TIMEOUT_S] {
+            let limits = layered(all(seconds), none(), none()).unwrap().limits;
+            let wanted = Duration::from_secs(seconds.into());
+            assert_eq!([limits.start, limits.idle, limits.total], [wanted; 3]);
+        }
+        // The documents' own.
+        let limits = layered(none(), none(), none()).unwrap().limits;
+        assert_eq!(limits, Limits::default());
+        assert_eq!(limits.idle, Duration::from_secs(5 * 60));
+        assert_eq!(limits.total, Duration::from_secs(30 * 60));
     }
 
     #[test]

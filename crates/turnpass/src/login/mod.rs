@@ -170,15 +170,31 @@ impl LoginCoordinator {
     ///
     /// Whoever waits may leave; when nobody waits any more, the flow ends with its process.
     async fn recover(self: &Arc<Self>, seen: u64, login: &Login) -> Result<()> {
-        if self.generation() > seen {
-            return Ok(());
-        }
-        self.sign_in(login).await
+        self.outcome(login, Some(seen)).await
     }
 
     /// Signs in, or waits for the flow that is under way and reports its outcome.
     async fn sign_in(self: &Arc<Self>, login: &Login) -> Result<()> {
-        let (mut done, _held) = self.join(login);
+        self.outcome(login, None).await
+    }
+
+    /// Waits until a flow that everybody has left is over, its process included. Returns at once while somebody waits for
+    /// the flow, or when there is none.
+    async fn settled(&self) {
+        let left = self.flight().as_ref().and_then(|flight| {
+            let is_wanted = flight.held.strong_count() > 0;
+            (!is_wanted).then(|| flight.done.clone())
+        });
+        if let Some(mut done) = left {
+            // An error means that its task is gone with the runtime; the process was killed then.
+            let _ = done.wait_for(Option::is_some).await;
+        }
+    }
+
+    async fn outcome(self: &Arc<Self>, login: &Login, seen: Option<u64>) -> Result<()> {
+        let Some((mut done, _held)) = self.join(login, seen) else {
+            return Ok(());
+        };
         let ended = done.wait_for(Option::is_some).await;
         match ended {
             Ok(result) => result.clone().unwrap_or_else(|| Err(gone())),
@@ -186,11 +202,17 @@ impl LoginCoordinator {
         }
     }
 
+    /// The flow to wait for; `None` when one has succeeded since `seen`. A flow ends under the same lock, so nobody can
+    /// look between its success and its end and start a second one.
     fn join(
         self: &Arc<Self>,
         login: &Login,
-    ) -> (watch::Receiver<Option<Result<()>>>, Arc<DropGuard>) {
+        seen: Option<u64>,
+    ) -> Option<(watch::Receiver<Option<Result<()>>>, Arc<DropGuard>)> {
         let mut flight = self.flight();
+        if seen.is_some_and(|seen| self.generation() > seen) {
+            return None;
+        }
         let running = flight.as_ref().and_then(|flight| {
             let held = flight.held.upgrade()?;
             flight
@@ -199,7 +221,7 @@ impl LoginCoordinator {
                 .is_none()
                 .then(|| (flight.done.clone(), held))
         });
-        if let Some(running) = running {
+        if running.is_some() {
             return running;
         }
         let cancel = CancellationToken::new();
@@ -211,16 +233,14 @@ impl LoginCoordinator {
         });
         let (coordinator, login) = (Arc::clone(self), login.clone());
         tokio::spawn(async move {
-            let result = tokio::select! {
-                () = cancel.cancelled() => Err(gone()),
-                result = login.flow() => result,
-            };
+            let result = login.flow(&cancel).await;
+            let _flight = coordinator.flight();
             if result.is_ok() {
                 coordinator.generation.fetch_add(1, Ordering::SeqCst);
             }
             tell.send_replace(Some(result));
         });
-        (done, held)
+        Some((done, held))
     }
 
     fn flight(&self) -> MutexGuard<'_, Option<Flight>> {
@@ -281,6 +301,11 @@ impl Login {
         self.coordinator.recover(seen, self).await
     }
 
+    /// See [`LoginCoordinator::settled`].
+    pub(crate) async fn settled(&self) {
+        self.coordinator.settled().await;
+    }
+
     /// Signs in now, whatever the state of the sign-in is; waits for a flow that is under way and reports its outcome.
     ///
     /// # Errors
@@ -295,26 +320,50 @@ impl Login {
     }
 
     /// One flow, from the first link to a sign-in or the last attempt.
-    async fn flow(&self) -> Result<()> {
-        let reached = tokio::time::timeout(self.options.owner_timeout, self.ui.reach()).await;
-        if !matches!(reached, Ok(true)) {
-            return Err(failed("whoever could sign in cannot be reached"));
-        }
+    async fn flow(&self, cancel: &CancellationToken) -> Result<()> {
+        let reach = async {
+            let reached = tokio::time::timeout(self.options.owner_timeout, self.ui.reach()).await;
+            match reached {
+                Ok(true) => Ok(()),
+                _ => Err(failed("whoever could sign in cannot be reached")),
+            }
+        };
+        unless(cancel, reach).await?;
         let attempts = self.options.attempts.max(1);
         for attempt in 1..=attempts {
-            match self.attempt(attempt, attempts).await? {
-                Verdict::SignedIn => return self.confirmed().await,
+            match self.attempt(attempt, attempts, cancel).await? {
+                Verdict::SignedIn => return unless(cancel, self.confirmed()).await,
                 Verdict::Refused => {}
             }
         }
         Err(failed(&format!("none of {attempts} codes was accepted")))
     }
 
-    async fn attempt(&self, attempt: u32, attempts: u32) -> Result<Verdict> {
-        let mut process = Process::start(&self.installed).await?;
+    /// One link and one code. Whatever comes of it, the process is gone with its files before anybody hears of it.
+    async fn attempt(
+        &self,
+        attempt: u32,
+        attempts: u32,
+        cancel: &CancellationToken,
+    ) -> Result<Verdict> {
+        let mut process = unless(cancel, Process::start(&self.installed)).await?;
+        let verdict = unless(cancel, self.talk(&mut process, attempt, attempts)).await;
+        process.end().await;
+        verdict
+    }
+
+    async fn talk(&self, process: &mut Process, attempt: u32, attempts: u32) -> Result<Verdict> {
         let link = process.link().await?;
         let prompt = LoginPrompt::new(&link, attempt, attempts);
-        let pasted = tokio::time::timeout(self.options.code_timeout, self.ui.ask(&prompt)).await;
+        let ask = tokio::time::timeout(self.options.code_timeout, self.ui.ask(&prompt));
+        let pasted = tokio::select! {
+            pasted = ask => pasted,
+            // The page that the CLI opens in a browser on this machine can complete the sign-in without any code.
+            exit = process.group.wait() => return match exit.is_success() {
+                true => Ok(Verdict::SignedIn),
+                false => Err(failed(&format!("the CLI's login ended with {exit} before a code came"))),
+            },
+        };
         let pasted = match pasted {
             Ok(Some(pasted)) => pasted,
             Ok(None) => return Err(failed("the sign-in was declined")),
@@ -362,6 +411,12 @@ impl Process {
         })
     }
 
+    /// Ends it, with all that it started, and removes its files. After a verdict it has ended by itself.
+    async fn end(self) {
+        // One that cannot be ended is its owner's to report; the flow's outcome is another matter.
+        let _ = self.group.end(EndPolicy::KILL).await;
+    }
+
     /// Reads until the CLI waits for the code behind its link.
     async fn link(&mut self) -> Result<String> {
         let mut said = Vec::new();
@@ -393,10 +448,8 @@ impl Process {
     }
 
     /// Passes the code on and waits for the verdict.
-    async fn pass(self, code: &str) -> Result<Verdict> {
-        let Self {
-            group, mut stdout, ..
-        } = self;
+    async fn pass(&mut self, code: &str) -> Result<Verdict> {
+        let Self { group, stdout, .. } = self;
         group.stdin().write(format!("{code}\n").into_bytes())?;
         let exit = group.wait();
         let mut said = Vec::new();
@@ -415,8 +468,6 @@ impl Process {
         let exit = tokio::time::timeout(VERDICT_LIMIT, ended).await;
         let mut words = group.last_words(LAST_WORDS_LIMIT).await;
         words.push_str(&String::from_utf8_lossy(&said));
-        // It ends by itself; this only makes sure that nothing of it stays.
-        let _ = group.end(EndPolicy::KILL).await;
         match exit {
             Ok(exit) if exit.is_success() => Ok(Verdict::SignedIn),
             Ok(Exit::Code(_)) if dialogue::is_unreachable(&words) => Err(Error::new(
@@ -430,6 +481,17 @@ impl Process {
                 VERDICT_LIMIT.as_secs()
             ))),
         }
+    }
+}
+
+/// What comes of the work, unless everybody leaves first.
+async fn unless<T>(
+    cancel: &CancellationToken,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    tokio::select! {
+        () = cancel.cancelled() => Err(gone()),
+        done = work => done,
     }
 }
 

@@ -50,6 +50,7 @@ use crate::event::{Event, Notice, Plan, PlanKind};
 use crate::limits::Policy;
 use crate::limits::guard::{Asked, Guard, GuardOptions, Ticket};
 use crate::limits::probe::Probe;
+use crate::models::known::KnownModels;
 use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
 use crate::provider::{EventSender, Generation, Transport};
 use crate::request::{Request, TransportKind};
@@ -120,6 +121,7 @@ impl ReplayTransport {
             Some(_) => Policy::Off,
             None => Policy::default_of(TransportKind::Replay),
         };
+        let models = KnownModels::new(options.state_dir.as_deref());
         let guard = Guard::new(
             Probe::new(Arc::clone(&installed)),
             GuardOptions {
@@ -132,6 +134,7 @@ impl ReplayTransport {
             inner: Arc::new(Inner {
                 launcher: Launcher {
                     installed,
+                    models,
                     snapshot,
                     inherited: options.inherited_credentials,
                     carrier,
@@ -259,8 +262,6 @@ impl Inner {
             match self.once(prepared, ticket, events, started).await? {
                 Attempt::Over => return Ok(()),
                 Attempt::Relaunch(plugins) => self.launcher.learn(plugins),
-                // Signing in again and one more attempt would go here; nothing of this one was published.
-                Attempt::Expired(error) => return Err(error),
             }
         }
         Err(Error::new(
@@ -319,10 +320,6 @@ impl Inner {
                 running.end(ASK_TO_END).await?;
                 Ok(Attempt::Relaunch(plugins))
             }
-            Ended::Expired(error) => {
-                let _ = running.end(ASK_TO_END).await;
-                Ok(Attempt::Expired(error))
-            }
             Ended::Failed(error) => {
                 // What went wrong first is what the host has to hear; a process that cannot be ended is reported by its
                 // owner. A call of the tool server explains whatever followed it.
@@ -359,7 +356,6 @@ impl Inner {
 enum Attempt {
     Over,
     Relaunch(Vec<String>),
-    Expired(Error),
 }
 
 fn closed() -> Error {
