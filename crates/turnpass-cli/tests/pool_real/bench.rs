@@ -2,7 +2,6 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use turnpass::Transport as _;
@@ -11,11 +10,7 @@ use turnpass::relay::LoopbackUrl;
 use turnpass_lab::rig::{self, MadeUpHome, RealCli};
 use turnpass_lab::upstream::{Options, Recorded, Upstream};
 
-/// The longest wait for anything. Nothing is asserted of the time itself.
-pub(crate) const BOUND: Duration = Duration::from_secs(60);
-
-/// How often a condition without an event of its own is looked at.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(4);
+pub(crate) use crate::suite::{BOUND, until, within};
 
 /// One pool and its surroundings.
 pub(crate) struct Bench {
@@ -171,35 +166,9 @@ pub(crate) fn spawned(dir: &Path) -> Vec<Spawned> {
         .collect()
 }
 
-/// Private directories of transports in `temporary`.
-pub(crate) fn private_dirs(temporary: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(temporary).into_iter().flatten().flatten();
-    entries
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("turnpass-"))
-        .map(|entry| entry.path())
-        .collect()
-}
-
 /// `kill -9` of one process; one that is gone already is no error.
 pub(crate) fn kill(pid: i32) {
     let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
-}
-
-/// Waits until a condition holds, at most [`BOUND`].
-pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + BOUND;
-    while !holds() {
-        assert!(Instant::now() < end, "not within {BOUND:?}: {what}");
-        tokio::time::sleep(LOOK_AGAIN).await;
-    }
-}
-
-/// Waits for a future, at most [`BOUND`].
-pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(BOUND, future).await {
-        Ok(done) => done,
-        Err(_) => panic!("not within {BOUND:?}: {what}"),
-    }
 }
 
 /// Numbers that are the same in each run.

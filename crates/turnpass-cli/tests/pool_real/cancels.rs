@@ -4,8 +4,8 @@ use turnpass::conversation::Message;
 use turnpass::event::Event;
 use turnpass_lab::rig::RealCli;
 
-use crate::bench::{Bench, Random, until, within};
-use crate::holds::upstream_holds;
+use crate::bench::{Bench, Random, within};
+use crate::holds::{sent, upstream_holds};
 use crate::stage::{is_text, until as heard};
 use crate::talk::Talk;
 
@@ -62,10 +62,8 @@ pub(crate) async fn two_hundred(cli: RealCli) {
                 // One of the line before may still be on its way.
                 let line = format!("\"{round} [[");
                 let own = |body: &[u8]| String::from_utf8_lossy(body).contains(&line);
-                until("the request is there", || {
-                    bench.up.messages().iter().any(|each| own(&each.body))
-                })
-                .await;
+                let came = bench.up.wait_for("the request", |each| own(&each.body));
+                came.await.unwrap();
             }
             3 => heard(&mut generation, "text", is_text).await,
             4 => {
@@ -144,42 +142,31 @@ struct Told {
 
 /// Each line reached the service no more often than it may, with exactly its history, and each connection is closed.
 async fn accounted(bench: &Bench, told: &[Told]) -> usize {
-    let mut reached = 0;
     let all = bench.up.messages();
-    for Told {
-        line,
-        at,
-        history,
-        most,
-        least,
-    } in told
-    {
-        let own = |request: &&turnpass_lab::upstream::Recorded| {
-            let messages = crate::holds::sent(request).unwrap();
-            let text = messages
-                .get(*at)
-                .map(|each| each["content"][0]["text"].clone());
-            text.is_some_and(|text| text.as_str().is_some_and(|text| text.starts_with(line)))
+    let held: Vec<_> = all.iter().map(|each| sent(each).unwrap()).collect();
+    let mut reached = 0;
+    for line in told {
+        let is_own = |held: &[serde_json::Value]| {
+            let text = held.get(line.at).map(|each| &each["content"][0]["text"]);
+            let text = text.and_then(serde_json::Value::as_str);
+            // Later lines have it in their history when its turn was kept.
+            text.is_some_and(|text| text.starts_with(&line.line))
+                && held.len() <= line.history.len()
         };
-        let own: Vec<_> = all
-            .iter()
-            .filter(own)
-            .filter(|each| {
-                // Later lines have it in their history when its turn was kept.
-                crate::holds::sent(each).unwrap().len() <= history.len()
-            })
-            .collect();
+        let own = all.iter().zip(&held).filter(|(_, held)| is_own(held));
+        let own: Vec<_> = own.collect();
+        let allowed = line.least..=line.most;
         assert!(
-            (*least..=*most).contains(&own.len()),
-            "{line}: {} requests",
+            allowed.contains(&own.len()),
+            "{}: {} requests",
+            line.line,
             own.len()
         );
         reached += own.len().min(1);
-        if let Some(last) = own.last() {
+        if let Some((last, held)) = own.last() {
             within("closing", bench.wait_closed(last.number)).await;
-            let whole = crate::holds::sent(last).unwrap().len() == history.len();
-            if whole {
-                upstream_holds(history, last);
+            if held.len() == line.history.len() {
+                upstream_holds(&line.history, last);
             }
         }
     }

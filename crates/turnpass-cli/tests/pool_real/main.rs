@@ -35,49 +35,27 @@ mod restore;
 #[path = "../stage/mod.rs"]
 mod stage;
 mod steering;
+#[path = "../suite/mod.rs"]
+mod suite;
 mod summaries;
 mod talk;
 
-use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
-use std::pin::Pin;
-use std::process::{Command, ExitCode};
-use std::sync::LazyLock;
-use std::time::Instant;
+use std::process::ExitCode;
 
-use libtest_mimic::{Arguments, Failed, Trial};
-use tokio::runtime::Runtime;
-use turnpass_lab::rig::{self, Isolation, REQUIRE_REAL_CLI, RealCli};
+use libtest_mimic::Trial;
+use turnpass_lab::rig::RealCli;
 
-use bench::BOUND;
+use suite::{Case, Suite, cases, in_turns};
 
-/// The temporary directory of the whole run; set for the program inside.
-const TEMPORARY: &str = "TURNPASS_POOL_REAL_TMP";
-
-/// Trials at once: each has one or two processes of 200 MB, and a start takes a core for a third of a second.
-const AT_ONCE: usize = 4;
-
-static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap()
-});
-
-type Running = Pin<Box<dyn Future<Output = ()>>>;
-
-/// One case: its name, and what it does with a CLI.
-struct Case(&'static str, fn(RealCli) -> Running);
-
-macro_rules! cases {
-    ($($name:literal => $function:path,)*) => {
-        vec![$(Case($name, |cli| Box::pin($function(cli))),)*]
-    };
-}
+const SUITE: Suite = Suite {
+    name: "pool_real",
+    about: "the pool",
+    letters: "tpp",
+    at_once: 4,
+};
 
 /// The longest first, so that the last ones to run are short.
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<Case<RealCli>> {
     cases! {
         "agent_50_turns_120_calls" => agent::long_session,
         "bugs_022_023_cli_killed_at_random" => deaths::ten,
@@ -118,7 +96,7 @@ fn cases() -> Vec<Case> {
 }
 
 /// Minutes long, so they are left out unless they are asked for.
-fn long_cases() -> Vec<Case> {
+fn long_cases() -> Vec<Case<RealCli>> {
     cases! {
         "soak_cli_killed_30_times" => deaths::thirty,
         "soak_host_killed_30_times" => hosts::thirty,
@@ -126,136 +104,17 @@ fn long_cases() -> Vec<Case> {
     }
 }
 
-fn trials(cli: &RealCli, present: bool) -> impl Iterator<Item = Trial> {
-    let cases = cases().into_iter().map(move |case| (case, !present));
-    let long = long_cases().into_iter().map(|case| (case, true));
-    cases.chain(long).map(move |(Case(name, run), ignored)| {
-        let of = cli.clone();
-        let test = move || {
-            RUNTIME.block_on(run(of));
-            Ok::<(), Failed>(())
-        };
-        Trial::test(format!("{}::{name}", cli.version), test).with_ignored_flag(ignored)
-    })
+fn trials(cli: &RealCli, present: bool) -> Vec<Trial> {
+    let cases = cases().into_iter().map(|case| (case, present));
+    let long = long_cases().into_iter().map(|case| (case, false));
+    let all = cases.chain(long);
+    all.map(|(case, present)| case.trial(&cli.version, cli.clone(), present))
+        .collect()
 }
 
 fn main() -> ExitCode {
     if let Some(code) = child::play() {
         return code;
     }
-    // Ends this program on a wrong argument, before anything is made.
-    let mut arguments = Arguments::from_args();
-    let Some(temporary) = std::env::var_os(TEMPORARY).map(PathBuf::from) else {
-        return start_inside();
-    };
-    let isolation = rig::isolate();
-    arguments.test_threads.get_or_insert(AT_ONCE);
-    let (found, missing) = versions();
-    let hermetic = isolation == Isolation::Namespace;
-    let mut all: Vec<Vec<Trial>> = Vec::new();
-    for cli in &found {
-        all.push(trials(cli, hermetic).collect());
-    }
-    for version in &missing {
-        let cli = RealCli {
-            version: version.clone(),
-            path: PathBuf::new(),
-        };
-        all.push(trials(&cli, false).collect());
-    }
-    let listing = arguments.list;
-    let conclusion = libtest_mimic::run(&arguments, in_turns(all));
-    let mut good = !conclusion.has_failed();
-    if !listing {
-        good &= nothing_left(&temporary);
-        good &= told(&isolation, &missing);
-    }
-    // What is in it has been looked at; the directory was made by this program.
-    let _ = std::fs::remove_dir_all(&temporary);
-    ExitCode::from(u8::from(!good))
-}
-
-/// The same case of all versions, then the next one.
-fn in_turns(all: Vec<Vec<Trial>>) -> Vec<Trial> {
-    let mut lists: Vec<_> = all.into_iter().map(Vec::into_iter).collect();
-    let mut ordered = Vec::new();
-    loop {
-        let before = ordered.len();
-        ordered.extend(lists.iter_mut().filter_map(Iterator::next));
-        if ordered.len() == before {
-            return ordered;
-        }
-    }
-}
-
-/// Replaces this program by itself with a temporary directory of its own, short enough for sockets in it, and without
-/// what a surrounding session may have set.
-fn start_inside() -> ExitCode {
-    let temporary = PathBuf::from(format!("/tmp/tpp-{:x}", std::process::id()));
-    std::fs::create_dir_all(&temporary).unwrap();
-    let error = Command::new(std::env::current_exe().unwrap())
-        .args(std::env::args_os().skip(1))
-        .env("TMPDIR", &temporary)
-        .env(TEMPORARY, &temporary)
-        .env_remove("XDG_RUNTIME_DIR")
-        .exec();
-    eprintln!("pool_real: cannot start itself again: {error}");
-    ExitCode::FAILURE
-}
-
-fn versions() -> (Vec<RealCli>, Vec<String>) {
-    let conformance = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conformance");
-    let found = RealCli::find_all(&conformance);
-    let pinned = std::fs::read_dir(&conformance)
-        .into_iter()
-        .flatten()
-        .flatten();
-    let mut missing: Vec<String> = pinned
-        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_prefix("cli-")?.to_owned()))
-        .filter(|version| found.iter().all(|cli| cli.version != *version))
-        .collect();
-    missing.sort();
-    (found, missing)
-}
-
-/// Every process of the whole run is gone, and no private directory of a transport is left.
-fn nothing_left(temporary: &Path) -> bool {
-    let own = i32::try_from(std::process::id()).unwrap();
-    let left = rig::wait_gone(&rig::descendants(own), BOUND);
-    let end = Instant::now() + BOUND;
-    let mut dirs = bench::private_dirs(temporary);
-    while !dirs.is_empty() && Instant::now() < end {
-        std::thread::sleep(bench::LOOK_AGAIN);
-        dirs = bench::private_dirs(temporary);
-    }
-    if left.is_empty() && dirs.is_empty() {
-        return true;
-    }
-    eprintln!("LEFT BEHIND: processes {left:?}, directories {dirs:?}");
-    false
-}
-
-/// Says what was not checked. False when that is a failure.
-fn told(isolation: &Isolation, missing: &[String]) -> bool {
-    let mut lines = Vec::new();
-    if let Isolation::Proxy { reason } = isolation {
-        lines.push(format!(
-            "every trial of the pool on the real CLI: no network namespace ({reason})"
-        ));
-    }
-    for version in missing {
-        lines.push(format!(
-            "the pool on the real CLI {version}: not installed, run conformance/install"
-        ));
-    }
-    if lines.is_empty() {
-        return true;
-    }
-    let edge = "=".repeat(100);
-    eprintln!("{edge}\nNOT CHECKED by pool_real:");
-    for line in &lines {
-        eprintln!("  - {line}");
-    }
-    eprintln!("{edge}");
-    std::env::var(REQUIRE_REAL_CLI).as_deref() != Ok("1")
+    SUITE.run(trials, in_turns)
 }

@@ -2,7 +2,6 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use turnpass::conversation::{Message, ToolCall};
@@ -13,11 +12,7 @@ use turnpass::{Error, ErrorCode, Generation, Transport};
 use turnpass_lab::rig::{self, MadeUpHome, RealCli};
 use turnpass_lab::upstream::{Options, Recorded, Upstream};
 
-/// The longest wait for anything. Nothing is asserted of the time itself.
-pub(crate) const BOUND: Duration = Duration::from_secs(60);
-
-/// How often a condition without an event of its own is looked at.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(4);
+pub(crate) use crate::suite::{BOUND, until, within};
 
 /// What a trial runs on.
 #[derive(Clone, Debug)]
@@ -237,34 +232,8 @@ pub(crate) fn spawned(dir: &Path) -> Vec<Spawned> {
         .collect()
 }
 
-/// Private directories of transports in `temporary`.
-pub(crate) fn private_dirs(temporary: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(temporary).into_iter().flatten().flatten();
-    entries
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("turnpass-"))
-        .map(|entry| entry.path())
-        .collect()
-}
-
 fn is_alive(pid: i32) -> bool {
     rig::ProcessTree::of_group(pid).pids().contains(&pid)
-}
-
-/// Waits until a condition holds, at most [`BOUND`].
-pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + BOUND;
-    while !holds() {
-        assert!(Instant::now() < end, "not within {BOUND:?}: {what}");
-        tokio::time::sleep(LOOK_AGAIN).await;
-    }
-}
-
-/// Waits for a future, at most [`BOUND`].
-pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(BOUND, future).await {
-        Ok(done) => done,
-        Err(_) => panic!("not within {BOUND:?}: {what}"),
-    }
 }
 
 /// What a host heard of one generation.

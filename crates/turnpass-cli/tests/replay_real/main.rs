@@ -25,49 +25,28 @@ mod bench;
 mod ends;
 mod ground;
 mod history;
+#[path = "../suite/mod.rs"]
+mod suite;
 mod surroundings;
 
-use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
-use std::pin::Pin;
-use std::process::{Command, ExitCode};
-use std::sync::LazyLock;
+use std::process::ExitCode;
 
-use libtest_mimic::{Arguments, Failed, Trial};
-use tokio::runtime::Runtime;
+use libtest_mimic::Trial;
 use turnpass::replay::History;
-use turnpass_lab::rig::{self, Isolation, REQUIRE_REAL_CLI, RealCli};
+use turnpass_lab::rig::RealCli;
 
 use ground::Setup;
+use suite::{Case, Suite, cases};
 
-/// The temporary directory of the whole run; set for the program inside.
-const TEMPORARY: &str = "TURNPASS_REPLAY_REAL_TMP";
-
-/// Trials at once: each has a process of 200 MB, and a start takes a core for a third of a second.
-const AT_ONCE: usize = 3;
-
-static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap()
-});
-
-type Running = Pin<Box<dyn Future<Output = ()>>>;
-
-/// One case: its name, and what it does with a setup.
-struct Case(&'static str, fn(Setup) -> Running);
-
-/// Cases of functions with their own names.
-macro_rules! cases {
-    ($($module:ident: $($name:ident),* $(,)?;)*) => {
-        vec![$($(Case(stringify!($name), |setup| Box::pin($module::$name(setup)))),*),*]
-    };
-}
+const SUITE: Suite = Suite {
+    name: "replay_real",
+    about: "the replay",
+    letters: "tpy",
+    at_once: 3,
+};
 
 /// For both histories.
-fn everywhere() -> Vec<Case> {
+fn everywhere() -> Vec<Case<Setup>> {
     cases! {
         answers: replay_workflow, bug_088_parallel_calls_with_large_inputs, bug_059_one_request_for_each_call,
             replay_thinking_and_settings, bug_001_large_answers;
@@ -81,7 +60,7 @@ fn everywhere() -> Vec<Case> {
 }
 
 /// Independent of the history.
-fn once() -> Vec<Case> {
+fn once() -> Vec<Case<Setup>> {
     cases! {
         surroundings: bug_021_many_calls_leave_nothing;
     }
@@ -89,18 +68,12 @@ fn once() -> Vec<Case> {
 
 fn trials(cli: &RealCli, present: bool) -> Vec<Trial> {
     let mut trials = Vec::new();
-    let mut add = |case: &Case, history| {
+    let mut add = |case: &Case<Setup>, history| {
         let setup = Setup {
             cli: cli.clone(),
             history,
         };
-        let name = format!("{}::{}", setup.name(), case.0);
-        let run = case.1;
-        let test = move || {
-            RUNTIME.block_on(run(setup));
-            Ok::<(), Failed>(())
-        };
-        trials.push(Trial::test(name, test).with_ignored_flag(!present));
+        trials.push(case.trial(&setup.name(), setup, present));
     };
     for case in everywhere() {
         for history in [History::Native, History::Transcript] {
@@ -114,101 +87,5 @@ fn trials(cli: &RealCli, present: bool) -> Vec<Trial> {
 }
 
 fn main() -> ExitCode {
-    // Ends this program on a wrong argument, before anything is made.
-    let mut arguments = Arguments::from_args();
-    let Some(temporary) = std::env::var_os(TEMPORARY).map(PathBuf::from) else {
-        return start_inside();
-    };
-    let isolation = rig::isolate();
-    arguments.test_threads.get_or_insert(AT_ONCE);
-    let (found, missing) = versions();
-    let hermetic = isolation == Isolation::Namespace;
-    let mut all = Vec::new();
-    for cli in &found {
-        all.extend(trials(cli, hermetic));
-    }
-    for version in &missing {
-        let cli = RealCli {
-            version: version.clone(),
-            path: PathBuf::new(),
-        };
-        all.extend(trials(&cli, false));
-    }
-    let listing = arguments.list;
-    let conclusion = libtest_mimic::run(&arguments, all);
-    let mut good = !conclusion.has_failed();
-    if !listing {
-        good &= nothing_left(&temporary);
-        good &= told(&isolation, &missing);
-    }
-    // What is in it has been looked at; the directory was made by this program.
-    let _ = std::fs::remove_dir_all(&temporary);
-    ExitCode::from(u8::from(!good))
-}
-
-/// Replaces this program by itself with a temporary directory of its own, short enough for sockets in it, and without
-/// what a surrounding session may have set.
-fn start_inside() -> ExitCode {
-    let temporary = PathBuf::from(format!("/tmp/tpy-{:x}", std::process::id()));
-    std::fs::create_dir_all(&temporary).unwrap();
-    let error = Command::new(std::env::current_exe().unwrap())
-        .args(std::env::args_os().skip(1))
-        .env("TMPDIR", &temporary)
-        .env(TEMPORARY, &temporary)
-        .env_remove("XDG_RUNTIME_DIR")
-        .exec();
-    eprintln!("replay_real: cannot start itself again: {error}");
-    ExitCode::FAILURE
-}
-
-fn versions() -> (Vec<RealCli>, Vec<String>) {
-    let conformance = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conformance");
-    let found = RealCli::find_all(&conformance);
-    let pinned = std::fs::read_dir(&conformance)
-        .into_iter()
-        .flatten()
-        .flatten();
-    let mut missing: Vec<String> = pinned
-        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_prefix("cli-")?.to_owned()))
-        .filter(|version| found.iter().all(|cli| cli.version != *version))
-        .collect();
-    missing.sort();
-    (found, missing)
-}
-
-/// Every process of the whole run is gone, and no private directory of a transport is left.
-fn nothing_left(temporary: &Path) -> bool {
-    let own = i32::try_from(std::process::id()).unwrap();
-    let left = rig::wait_gone(&rig::descendants(own), bench::BOUND);
-    let dirs = bench::private_dirs(temporary);
-    if left.is_empty() && dirs.is_empty() {
-        return true;
-    }
-    eprintln!("LEFT BEHIND: processes {left:?}, directories {dirs:?}");
-    false
-}
-
-/// Says what was not checked. False when that is a failure.
-fn told(isolation: &Isolation, missing: &[String]) -> bool {
-    let mut lines = Vec::new();
-    if let Isolation::Proxy { reason } = isolation {
-        lines.push(format!(
-            "every trial of the replay on the real CLI: no network namespace ({reason})"
-        ));
-    }
-    for version in missing {
-        lines.push(format!(
-            "the replay on the real CLI {version}: not installed, run conformance/install"
-        ));
-    }
-    if lines.is_empty() {
-        return true;
-    }
-    let edge = "=".repeat(100);
-    eprintln!("{edge}\nNOT CHECKED by replay_real:");
-    for line in &lines {
-        eprintln!("  - {line}");
-    }
-    eprintln!("{edge}");
-    std::env::var(REQUIRE_REAL_CLI).as_deref() != Ok("1")
+    SUITE.run(trials, |all| all.into_iter().flatten().collect())
 }

@@ -13,12 +13,9 @@ use crate::limits::rate::Signal;
 use crate::wire::lines::LineTooLong;
 use crate::wire::messages::{BlockKind, StreamEvent};
 use crate::wire::stream_json::{
-    self, CliRequest, ControlOutcome, FailureMarks, Record, System, UnknownTypes, Verdict,
+    self, CliRequest, ControlOutcome, FailureMarks, NoiseLog, Record, System, UnknownTypes, Verdict,
 };
 use crate::wire::surrogates;
-
-/// Lines of one process that are no records and are tolerated; a warning of the runtime is one or two.
-pub(crate) const NOISE_LINES: u32 = 64;
 
 /// What a line means.
 #[derive(Clone, Debug)]
@@ -110,7 +107,7 @@ impl Heard {
 pub(crate) struct Hearing {
     expected: Expected,
     marks: FailureMarks,
-    noise: u32,
+    noise: NoiseLog,
     unknown: UnknownTypes,
 }
 
@@ -119,7 +116,7 @@ impl Hearing {
         Self {
             expected,
             marks: FailureMarks::default(),
-            noise: 0,
+            noise: NoiseLog::default(),
             unknown: UnknownTypes::default(),
         }
     }
@@ -139,8 +136,7 @@ impl Hearing {
         let repaired = surrogates::repair(line);
         let record = match stream_json::decode(&repaired) {
             Ok(record) => record,
-            Err(stream_json::Noise::Blank) => return None,
-            Err(_) => return self.count_noise(),
+            Err(noise) => return self.noise.take(&repaired, noise).map(Heard::Broken),
         };
         self.unknown.observe(&record);
         match record {
@@ -253,14 +249,6 @@ impl Hearing {
             }
             _ => None,
         }
-    }
-
-    fn count_noise(&mut self) -> Option<Heard> {
-        self.noise += 1;
-        (self.noise > NOISE_LINES).then(|| {
-            let what = format!("the CLI wrote more than {NOISE_LINES} lines that are no records");
-            Heard::Broken(Error::new(ErrorCode::ProtocolRecord, what))
-        })
     }
 }
 

@@ -10,12 +10,9 @@ use crate::cli::isolation::{self, Expected, InitVerdict};
 use crate::error::{Error, ErrorCode};
 use crate::wire::messages::StreamEvent;
 use crate::wire::stream_json::{
-    self, CliRequest, ControlOutcome, FailureMarks, Record, System, UnknownTypes, Verdict,
+    self, CliRequest, ControlOutcome, FailureMarks, NoiseLog, Record, System, UnknownTypes, Verdict,
 };
 use crate::wire::{lines::LineTooLong, surrogates};
-
-/// Lines that are no records which one process may write; more mean that something else prints into its output.
-pub(crate) const NOISE_LINES: u32 = 64;
 
 /// What one line meant to a relay.
 #[derive(Clone, Debug)]
@@ -61,7 +58,7 @@ pub(crate) enum Native {
 pub(crate) struct NativeReader {
     expected: Expected,
     marks: FailureMarks,
-    noise: u32,
+    noise: NoiseLog,
     unknown: UnknownTypes,
 }
 
@@ -71,7 +68,7 @@ impl NativeReader {
         Self {
             expected,
             marks: FailureMarks::default(),
-            noise: 0,
+            noise: NoiseLog::default(),
             unknown: UnknownTypes::default(),
         }
     }
@@ -81,8 +78,7 @@ impl NativeReader {
         let line = surrogates::repair(line);
         let record = match stream_json::decode(&line) {
             Ok(record) => record,
-            Err(stream_json::Noise::Blank) => return None,
-            Err(_) => return self.count_noise(),
+            Err(noise) => return self.noise.take(&line, noise).map(Native::Broken),
         };
         self.unknown.observe(&record);
         match record {
@@ -126,14 +122,6 @@ impl NativeReader {
         }
     }
 
-    fn count_noise(&mut self) -> Option<Native> {
-        self.noise += 1;
-        (self.noise > NOISE_LINES).then(|| {
-            let what = format!("the CLI wrote more than {NOISE_LINES} lines that are no records");
-            Native::Broken(Error::new(ErrorCode::ProtocolRecord, what))
-        })
-    }
-
     /// What was skipped because it is new.
     #[cfg(test)]
     pub(crate) fn unknown(&self) -> &UnknownTypes {
@@ -149,6 +137,7 @@ pub(crate) fn too_long(error: &LineTooLong) -> Native {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::stream_json::NOISE_LINES;
 
     fn reader() -> NativeReader {
         NativeReader::new(Expected::default())

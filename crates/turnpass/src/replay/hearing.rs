@@ -14,11 +14,10 @@ use crate::error::{Error, ErrorCode};
 use crate::event::Event;
 use crate::limits::rate::Signal;
 use crate::relay::classify;
-use crate::relay::native::NOISE_LINES;
 use crate::turn::{Finished, Turn, TurnError};
 use crate::wire::messages::{MessageDelta, StreamEvent};
 use crate::wire::stream_json::{
-    self, Assistant, CliRequest, ControlOutcome, FailureMarks, Noise, Record, StreamEventRecord,
+    self, Assistant, CliRequest, ControlOutcome, FailureMarks, NoiseLog, Record, StreamEventRecord,
     System, UnknownTypes, Verdict,
 };
 use crate::wire::surrogates;
@@ -75,7 +74,7 @@ pub(crate) struct Hearing {
     expected: Expected,
     turn: Turn,
     marks: FailureMarks,
-    noise: u32,
+    noise: NoiseLog,
     unknown: UnknownTypes,
     /// The line that asks was written.
     asked: bool,
@@ -99,7 +98,7 @@ impl Hearing {
             expected,
             turn,
             marks: FailureMarks::default(),
-            noise: 0,
+            noise: NoiseLog::default(),
             unknown: UnknownTypes::default(),
             asked: false,
             stop_seen: false,
@@ -126,8 +125,7 @@ impl Hearing {
         let line = surrogates::repair(line);
         let record = match stream_json::decode(&line) {
             Ok(record) => record,
-            Err(Noise::Blank) => return None,
-            Err(_) => return self.count_noise(),
+            Err(noise) => return self.noise.take(&line, noise).map(Said::Failed),
         };
         self.unknown.observe(&record);
         match record {
@@ -169,14 +167,6 @@ impl Hearing {
             ))),
             _ => None,
         }
-    }
-
-    fn count_noise(&mut self) -> Option<Said> {
-        self.noise += 1;
-        (self.noise > NOISE_LINES).then(|| {
-            let what = format!("the CLI wrote more than {NOISE_LINES} lines that are no records");
-            Said::Failed(Error::new(ErrorCode::ProtocolRecord, what))
-        })
     }
 
     fn system(&self, system: &System<'_>) -> Option<Said> {

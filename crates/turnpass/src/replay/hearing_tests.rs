@@ -1,6 +1,6 @@
 use super::*;
 use crate::event::{Plan, PlanKind, StopReason};
-use crate::wire::stream_json::FailureKind;
+use crate::wire::stream_json::{FailureKind, NOISE_LINES};
 use serde_json::{Value, json};
 
 fn hearing() -> Hearing {

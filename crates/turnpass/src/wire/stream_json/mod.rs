@@ -15,9 +15,13 @@ use super::messages::{self, FlatEvent, StreamEvent};
 use super::rate_limit::RateLimitInfo;
 use super::text::Text;
 
+mod noise;
 mod records;
 mod verdict;
 
+#[cfg(test)]
+pub(crate) use noise::NOISE_LINES;
+pub(crate) use noise::NoiseLog;
 pub use records::{
     Assistant, CliRequest, CommandLifecycle, ControlOutcome, Init, McpServer, Named,
     PermissionDenial, ResultRecord, System, ToolProgress, User,
@@ -102,7 +106,7 @@ pub struct AbandonedBlocks<'a> {
     pub from_block_index: u32,
 }
 
-/// A line that is no record. Callers keep a few for diagnosis and give up at a limit of their own.
+/// Why a line is no record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Noise {
