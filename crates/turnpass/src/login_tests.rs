@@ -393,7 +393,15 @@ async fn a_host_that_leaves_takes_the_login_with_it_unless_another_waits() {
     assert_eq!(bed.lines("runs").len(), 1);
     drop(second);
     bounded(async {
-        while login.coordinator.flight().as_ref().unwrap().held.strong_count() > 0 {
+        while login
+            .coordinator
+            .flight()
+            .as_ref()
+            .unwrap()
+            .held
+            .strong_count()
+            > 0
+        {
             tokio::task::yield_now().await;
         }
         login.settled().await;

@@ -212,8 +212,7 @@ impl Provider {
             .transports
             .values()
             .map(|transport| transport.shutdown());
-        let (ended, signing_in) =
-            tokio::join!(futures_util::future::join_all(all), signing_in);
+        let (ended, signing_in) = tokio::join!(futures_util::future::join_all(all), signing_in);
         if let Some(records) = &self.records {
             // A record that the disk does not take is counted; it fails nothing.
             let _ = records.flush().await;

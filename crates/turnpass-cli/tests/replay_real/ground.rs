@@ -155,7 +155,10 @@ impl Ground {
             let mut words = line.split(' ');
             let pid = words.next().unwrap().parse().unwrap();
             let mut files = words.skip_while(|word| *word != "--settings");
-            let dir = Path::new(files.nth(1).unwrap()).parent().unwrap().to_owned();
+            let dir = Path::new(files.nth(1).unwrap())
+                .parent()
+                .unwrap()
+                .to_owned();
             Spawned { pid, dir }
         };
         lines.map(of).collect()
@@ -186,10 +189,17 @@ impl Ground {
         }
     }
 
-    /// Shuts the transport down: afterwards no process and no private directory of it is left.
+    /// Shuts the transport down: afterwards no process and no private directory of a generation is left.
     pub(crate) async fn finish(self) {
         within("shutdown", self.replay.shutdown()).await.unwrap();
-        self.gone(&self.started(" -p "));
+        self.gone(&self.spawned());
+        // A process that was asked for use has been killed by then, and is not waited for.
+        until("every process is gone", || {
+            let all = self.started(" -p ");
+            all.iter()
+                .all(|one| rig::alive_in_group(one.pid).is_empty() && !one.dir.exists())
+        })
+        .await;
     }
 }
 

@@ -37,7 +37,8 @@ fn with_results(asked: &Request, message: &Message) -> Request {
     let results = message
         .tool_calls()
         .map(|call| ToolResult::text(call.id.clone(), "result"));
-    next.messages.push(Message::results(results.collect::<Vec<_>>()));
+    next.messages
+        .push(Message::results(results.collect::<Vec<_>>()));
     next
 }
 
@@ -83,10 +84,14 @@ pub(crate) async fn replay_gate_with_credits_on(setup: Setup) {
         ..Reply::text("hello there, this takes a moment")
     });
     let (answer, seen) = ground.ask(say("x")).await;
-    assert_eq!((answer.done().stop.clone(), seen.len()), (StopReason::EndTurn, 1));
+    assert_eq!(
+        (answer.done().stop.clone(), seen.len()),
+        (StopReason::EndTurn, 1)
+    );
     let told = notices(&answer);
     assert!(
-        told.iter().any(|text| text.contains("usage credits are on for this account")),
+        told.iter()
+            .any(|text| text.contains("usage credits are on for this account")),
         "{told:?}"
     );
     ground.finish().await;
@@ -126,10 +131,14 @@ pub(crate) async fn bug_052_replay_overage_in_a_turn(setup: Setup) {
     let ground = under(&setup, None);
     ground.up.enqueue(overage());
     let (answer, seen) = ground.ask(say("x")).await;
-    assert_eq!((answer.done().stop.clone(), seen.len()), (StopReason::EndTurn, 1));
+    assert_eq!(
+        (answer.done().stop.clone(), seen.len()),
+        (StopReason::EndTurn, 1)
+    );
     let told = notices(&answer);
     assert!(
-        told.iter().any(|text| text.contains("usage credits are in use now")),
+        told.iter()
+            .any(|text| text.contains("usage credits are in use now")),
         "{told:?}"
     );
     ground.finish().await;
@@ -139,24 +148,48 @@ pub(crate) async fn bug_052_replay_overage_in_a_turn(setup: Setup) {
 pub(crate) async fn bug_048_replay_limits_and_throttles(setup: Setup) {
     let ground = under(&setup, None);
     let reset = SystemTime::now() + Duration::from_secs(3_600);
-    let seconds = reset.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    let seconds = reset
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
     let headers = [
         ("status", "rejected".to_owned()),
         ("representative-claim", "five_hour".to_owned()),
         ("reset", seconds.to_string()),
         ("5h-reset", seconds.to_string()),
     ];
-    let refused = || Reply::error(429, "rate_limit_error", "This request would exceed your account's rate limit.");
+    let refused = || {
+        Reply::error(
+            429,
+            "rate_limit_error",
+            "This request would exceed your account's rate limit.",
+        )
+    };
     ground.up.enqueue(limited(&headers, refused()));
     let (answer, seen) = ground.ask(say("x")).await;
     let error = answer.error();
-    assert_eq!((error.code(), seen.len()), (ErrorCode::UsageLimit, 1), "{error}");
+    assert_eq!(
+        (error.code(), seen.len()),
+        (ErrorCode::UsageLimit, 1),
+        "{error}"
+    );
     let told = error.resets_at().expect("a time");
-    assert_eq!(told.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs(), seconds);
-    ground.up.enqueue(Reply::error(429, "rate_limit_error", "slow down"));
+    assert_eq!(
+        told.duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap()
+            .as_secs(),
+        seconds
+    );
+    ground
+        .up
+        .enqueue(Reply::error(429, "rate_limit_error", "slow down"));
     let (answer, seen) = ground.ask(say("x")).await;
     let error = answer.error();
-    assert_eq!((error.code(), seen.len()), (ErrorCode::RateLimit, 1), "{error}");
+    assert_eq!(
+        (error.code(), seen.len()),
+        (ErrorCode::RateLimit, 1),
+        "{error}"
+    );
     assert!(error.is_retryable());
     let (answer, _) = ground.ask(say("[[say next]]")).await;
     assert_eq!(answer.text(), "next");

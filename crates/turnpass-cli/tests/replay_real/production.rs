@@ -65,7 +65,7 @@ pub(crate) async fn trial(setup: Setup, case: &'static str) {
     for line in said.lines().filter(|line| line.starts_with("MEASURED")) {
         eprintln!("{line}");
     }
-    let left = crate::bench::private_dirs(&temporary);
+    let left = crate::suite::private_dirs(&temporary);
     assert!(left.is_empty(), "{left:?}");
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn play() -> Option<ExitCode> {
     let mut cases = crate::in_production();
     cases.extend(crate::in_production_once());
     let case = cases.iter().find(|case| case.0 == text("case")).unwrap();
-    crate::RUNTIME.block_on((case.1)(setup));
+    crate::suite::play((case.1)(setup));
     Some(ExitCode::SUCCESS)
 }
 

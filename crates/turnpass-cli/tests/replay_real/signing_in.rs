@@ -44,9 +44,19 @@ impl LoginUi for Owner {
 
 /// A ground whose sign-in has expired, and a provider on it that asks this owner.
 fn expired(setup: &Setup, owner: &Arc<Owner>, options: LoginOptions) -> (Ground, Provider) {
+    provider(setup, SignIn::Expired, owner, options)
+}
+
+/// A ground with this sign-in, and a provider on it that asks this owner.
+fn provider(
+    setup: &Setup,
+    sign_in: SignIn,
+    owner: &Arc<Owner>,
+    options: LoginOptions,
+) -> (Ground, Provider) {
     let ground = Ground::with(setup, |_, dir| {
         std::fs::remove_dir_all(dir.join("home")).unwrap();
-        MadeUpHome::with(&dir.join("home"), SignIn::Expired).unwrap();
+        MadeUpHome::with(&dir.join("home"), sign_in).unwrap();
     });
     let installed = Installed::new(
         ground.options.claude_path.clone(),
@@ -58,6 +68,10 @@ fn expired(setup: &Setup, owner: &Arc<Owner>, options: LoginOptions) -> (Ground,
         .with_options(options);
     let provider = Provider::new(ground.another()).with_login(login);
     (ground, provider)
+}
+
+fn signed_out(setup: &Setup, owner: &Arc<Owner>) -> (Ground, Provider) {
+    provider(setup, SignIn::SignedOut, owner, LoginOptions::default())
 }
 
 fn refused() -> TokenAnswer {
@@ -99,8 +113,7 @@ pub(crate) async fn replay_expired_sign_in_with_a_place_to_ask(setup: Setup) {
 /// Three requests that are refused at once wait for one login, and each is sent exactly once more.
 pub(crate) async fn replay_requests_that_expire_together_share_one_login(setup: Setup) {
     let owner = Arc::new(Owner::default());
-    let (ground, provider) = expired(&setup, &owner, LoginOptions::default());
-    MadeUpHome::with(ground.home.path(), SignIn::SignedOut).unwrap();
+    let (ground, provider) = signed_out(&setup, &owner);
     let all = ["a", "b", "c"].map(|text| {
         let provider = provider.clone();
         async move { told(&provider, &format!("[[say {text}]]")).await }
@@ -117,8 +130,7 @@ pub(crate) async fn replay_requests_that_expire_together_share_one_login(setup: 
 /// A wrong code gets a fresh link; what expires again after the login is told as it is.
 pub(crate) async fn replay_wrong_code_and_second_expiry(setup: Setup) {
     let owner = Arc::new(Owner::default());
-    let (ground, provider) = expired(&setup, &owner, LoginOptions::default());
-    MadeUpHome::with(ground.home.path(), SignIn::SignedOut).unwrap();
+    let (ground, provider) = signed_out(&setup, &owner);
     ground.up.set_token([refused(), TokenAnswer::default()]);
     let answer = told(&provider, "[[say at last]]").await;
     assert_eq!(answer.text(), "at last");
@@ -128,26 +140,26 @@ pub(crate) async fn replay_wrong_code_and_second_expiry(setup: Setup) {
     assert_eq!((prompts[1].attempt, prompts[1].attempts), (2, 3));
 
     // Three wrong codes: the request's own error, and nothing more was sent.
-    MadeUpHome::with(ground.home.path(), SignIn::SignedOut).unwrap();
-    std::fs::remove_file(ground.home.path().join(".claude/.credentials.json")).unwrap();
+    provider.shutdown().await.unwrap();
+    ground.finish().await;
     let fresh = Arc::new(Owner::default());
-    let (ground, provider) = {
-        provider.shutdown().await.unwrap();
-        ground.finish().await;
-        let (ground, provider) = expired(&setup, &fresh, LoginOptions::default());
-        MadeUpHome::with(ground.home.path(), SignIn::SignedOut).unwrap();
-        (ground, provider)
-    };
+    let (ground, provider) = signed_out(&setup, &fresh);
     ground.up.set_token([refused()]);
     let answer = told(&provider, "[[say never]]").await;
     assert_eq!(answer.code(), Some(ErrorCode::Auth));
-    assert!(answer.error().detail().contains("none of 3"), "{}", answer.error());
+    assert!(
+        answer.error().detail().contains("none of 3"),
+        "{}",
+        answer.error()
+    );
     assert_eq!((fresh.prompts().len(), ground.count()), (3, 0));
 
     // Signed in, and refused by the service all the same: told, without another prompt.
     ground.up.set_token([TokenAnswer::default(), refused()]);
     for _ in 0..6 {
-        ground.up.enqueue(Reply::error(401, "authentication_error", "no"));
+        ground
+            .up
+            .enqueue(Reply::error(401, "authentication_error", "no"));
     }
     let answer = told(&provider, "x").await;
     assert_eq!(answer.code(), Some(ErrorCode::Auth), "{:?}", answer.end);
@@ -175,7 +187,11 @@ pub(crate) async fn replay_a_login_that_nobody_completes(setup: Setup) {
     ground.up.set_token([refused()]);
     let answer = told(&provider, "x").await;
     assert_eq!(answer.code(), Some(ErrorCode::Auth));
-    assert!(answer.error().detail().contains("no code came"), "{}", answer.error());
+    assert!(
+        answer.error().detail().contains("no code came"),
+        "{}",
+        answer.error()
+    );
     assert_eq!((owner.prompts().len(), ground.count()), (1, 0));
     nothing_left(&ground).await;
     provider.shutdown().await.unwrap();
@@ -190,10 +206,15 @@ pub(crate) async fn replay_a_login_that_nobody_completes(setup: Setup) {
     nothing_left(&ground).await;
     let generation = provider.generate(say("x"));
     until("another prompt", || owner.prompts().len() == 2).await;
-    crate::bench::within("shutdown", provider.shutdown()).await.unwrap();
+    crate::bench::within("shutdown", provider.shutdown())
+        .await
+        .unwrap();
     let own = i32::try_from(std::process::id()).unwrap();
     assert!(rig::descendants(own).is_empty(), "at once after a shutdown");
     let answer = drain(generation).await;
-    assert_eq!((answer.code(), ground.count()), (Some(ErrorCode::Closed), 0));
+    assert_eq!(
+        (answer.code(), ground.count()),
+        (Some(ErrorCode::Closed), 0)
+    );
     ground.finish().await;
 }

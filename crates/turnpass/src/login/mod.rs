@@ -485,10 +485,7 @@ impl Process {
 }
 
 /// What comes of the work, unless everybody leaves first.
-async fn unless<T>(
-    cancel: &CancellationToken,
-    work: impl Future<Output = Result<T>>,
-) -> Result<T> {
+async fn unless<T>(cancel: &CancellationToken, work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::select! {
         () = cancel.cancelled() => Err(gone()),
         done = work => done,

@@ -324,8 +324,10 @@ impl Inner {
                 // What went wrong first is what the host has to hear; a process that cannot be ended is reported by its
                 // owner. A call of the tool server explains whatever followed it.
                 let policy = match error.code() {
-                    // The CLI would ask again.
-                    ErrorCode::StreamInterrupted | ErrorCode::ExtraGeneration => EndPolicy::KILL,
+                    // The CLI would ask again, or another model.
+                    ErrorCode::StreamInterrupted
+                    | ErrorCode::ExtraGeneration
+                    | ErrorCode::ModelNotFound => EndPolicy::KILL,
                     _ => ASK_TO_END,
                 };
                 match running.end(policy).await {

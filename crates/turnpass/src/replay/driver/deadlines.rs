@@ -103,7 +103,12 @@ mod tests {
     fn a_host_that_reads_late_is_no_late_cli() {
         let then = Instant::now();
         let now = then + Duration::from_secs(3600);
-        for waiting in [Waiting::Server, Waiting::Control, Waiting::Next, Waiting::Judgement] {
+        for waiting in [
+            Waiting::Server,
+            Waiting::Control,
+            Waiting::Next,
+            Waiting::Judgement,
+        ] {
             let (before, after) = (waiting(then), waiting(now));
             assert_eq!(before.heard_again(now), after);
         }
