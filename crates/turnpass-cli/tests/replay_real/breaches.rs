@@ -1,7 +1,5 @@
 //! What the CLI shows and must not show, and what is refused before it is started.
 
-use std::path::Path;
-
 use serde_json::json;
 use turnpass::ErrorCode;
 use turnpass::conversation::{Block, Image, Message, Role, Source};
@@ -195,7 +193,7 @@ pub(crate) async fn replay_limits_are_refused_before_anything_is_started(setup: 
         !ground.dir().join("spawns").exists(),
         "not even its version was asked for"
     );
-    assert_eq!(private_dirs(ground.dir()), [Path::new(""); 0]);
+    assert!(private_dirs(ground.dir()).is_empty());
     ground.finish().await;
 }
 

@@ -130,9 +130,12 @@ pub struct LoginCoordinator {
     flight: Mutex<Option<Flight>>,
 }
 
+/// What is heard of a flow: `None` until it is over.
+type Outcome = watch::Receiver<Option<Result<()>>>;
+
 /// A flow under way.
 struct Flight {
-    done: watch::Receiver<Option<Result<()>>>,
+    done: Outcome,
     /// Held by each who waits; when all have left, the flow is cancelled.
     held: std::sync::Weak<DropGuard>,
 }
@@ -208,7 +211,7 @@ impl LoginCoordinator {
         self: &Arc<Self>,
         login: &Login,
         seen: Option<u64>,
-    ) -> Option<(watch::Receiver<Option<Result<()>>>, Arc<DropGuard>)> {
+    ) -> Option<(Outcome, Arc<DropGuard>)> {
         let mut flight = self.flight();
         if seen.is_some_and(|seen| self.generation() > seen) {
             return None;
