@@ -16,6 +16,7 @@
 //! 6. Without a [`Login`] nothing of this happens: the request fails and names the command to run.
 
 mod dialogue;
+mod process;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,29 +24,18 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::io::AsyncReadExt;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::cli::installed::Installed;
 use crate::error::{Error, ErrorCode, Result};
-use crate::process::{ChildGroup, EndPolicy, Exit, Stdout};
 use crate::secret::Secret;
+
+pub use process::{LINK_LIMIT, VERDICT_LIMIT};
+use process::{Process, Verdict};
 
 /// The command that a person runs by hand.
 pub const LOGIN_COMMAND: &str = "claude auth login --claudeai";
-
-/// The arguments of it.
-const LOGIN_ARGUMENTS: &[&str] = &["auth", "login", "--claudeai"];
-
-/// From the start of the CLI's login to its link; 0.3 s were measured (2.1.332).
-pub const LINK_LIMIT: Duration = Duration::from_secs(30);
-
-/// From the code to the CLI's verdict: it asks the service.
-pub const VERDICT_LIMIT: Duration = Duration::from_secs(60);
-
-/// Longest wait for the last words of a login that has ended.
-const LAST_WORDS_LIMIT: Duration = Duration::from_millis(200);
 
 /// Budget and timeouts; the replay document's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -386,104 +376,6 @@ impl Login {
     async fn confirmed(&self) -> Result<()> {
         self.installed.forget_sign_in();
         self.installed.signed_in().await.map(drop)
-    }
-}
-
-enum Verdict {
-    SignedIn,
-    Refused,
-}
-
-/// One run of the CLI's login.
-struct Process {
-    group: ChildGroup,
-    stdout: Stdout,
-    _dir: crate::cli::private_dir::PrivateDir,
-}
-
-impl Process {
-    async fn start(installed: &Installed) -> Result<Self> {
-        let (mut group, dir) = installed.command(LOGIN_ARGUMENTS).await?;
-        let stdout = group
-            .take_stdout()
-            .ok_or_else(|| Error::new(ErrorCode::Internal, "a process has no standard output"))?;
-        Ok(Self {
-            group,
-            stdout,
-            _dir: dir,
-        })
-    }
-
-    /// Ends it, with all that it started, and removes its files. After a verdict it has ended by itself.
-    async fn end(self) {
-        // One that cannot be ended is its owner's to report; the flow's outcome is another matter.
-        let _ = self.group.end(EndPolicy::KILL).await;
-    }
-
-    /// Reads until the CLI waits for the code behind its link.
-    async fn link(&mut self) -> Result<String> {
-        let mut said = Vec::new();
-        let found = async {
-            loop {
-                let mut piece = [0; 4096];
-                let read = self.stdout.read(&mut piece).await.unwrap_or(0);
-                if read == 0 {
-                    return Err(failed("the CLI's login ended before it showed a link"));
-                }
-                said.extend_from_slice(&piece[..read]);
-                if said.len() > dialogue::DIALOGUE_BYTES {
-                    return Err(failed("the CLI's login showed no link in its first 64 KiB"));
-                }
-                // A character that is not whole yet stands after the link.
-                let text = String::from_utf8_lossy(&said);
-                if let Some(link) = dialogue::link(&text) {
-                    return Ok(link.to_owned());
-                }
-            }
-        };
-        match tokio::time::timeout(LINK_LIMIT, found).await {
-            Ok(found) => found,
-            Err(_) => Err(failed(&format!(
-                "the CLI's login showed no link within {} s",
-                LINK_LIMIT.as_secs()
-            ))),
-        }
-    }
-
-    /// Passes the code on and waits for the verdict.
-    async fn pass(&mut self, code: &str) -> Result<Verdict> {
-        let Self { group, stdout, .. } = self;
-        group.stdin().write(format!("{code}\n").into_bytes())?;
-        let exit = group.wait();
-        let mut said = Vec::new();
-        let ended = async {
-            // It is read to its end so that the CLI never waits for us, and its beginning is kept.
-            let mut piece = [0; 4096];
-            let drained = async {
-                while let Ok(read @ 1..) = stdout.read(&mut piece).await {
-                    let room = dialogue::DIALOGUE_BYTES.saturating_sub(said.len());
-                    said.extend_from_slice(&piece[..read.min(room)]);
-                }
-            };
-            let (exit, ()) = tokio::join!(exit, drained);
-            exit
-        };
-        let exit = tokio::time::timeout(VERDICT_LIMIT, ended).await;
-        let mut words = group.last_words(LAST_WORDS_LIMIT).await;
-        words.push_str(&String::from_utf8_lossy(&said));
-        match exit {
-            Ok(exit) if exit.is_success() => Ok(Verdict::SignedIn),
-            Ok(Exit::Code(_)) if dialogue::is_unreachable(&words) => Err(Error::new(
-                ErrorCode::UpstreamUnreachable,
-                "the CLI's login could not reach the service",
-            )),
-            Ok(Exit::Code(_)) => Ok(Verdict::Refused),
-            Ok(exit) => Err(failed(&format!("the CLI's login ended with {exit}"))),
-            Err(_) => Err(failed(&format!(
-                "the CLI did not take the code within {} s",
-                VERDICT_LIMIT.as_secs()
-            ))),
-        }
     }
 }
 
