@@ -82,11 +82,18 @@ impl Bed {
     fn nothing_left(&self) {
         let lines = self.lines("pids");
         assert!(!lines.is_empty(), "no login was started");
+        // A child of a child is killed with its group, and nobody can wait for the moment that its end takes.
+        let end = std::time::Instant::now() + KILLED_LIMIT;
         for pid in lines.iter().flat_map(|line| line.split(' ')) {
-            let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let state = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             // One whose parent was killed is a zombie until the system's first process has reaped it.
-            let dead = state.is_empty() || state.contains(") Z ") || state.contains(") X ");
-            assert!(dead, "{pid} is left: {state}");
+            let is_dead =
+                |state: &str| state.is_empty() || state.contains(") Z ") || state.contains(") X ");
+            while !is_dead(&state()) {
+                let now = std::time::Instant::now();
+                assert!(now < end, "{pid} is left: {}", state());
+                std::thread::yield_now();
+            }
         }
         for dir in self.lines("dirs") {
             let private = Path::new(&dir).parent().unwrap();
@@ -94,6 +101,9 @@ impl Bed {
         }
     }
 }
+
+/// From a kill to the end of what was killed, on a busy machine.
+const KILLED_LIMIT: Duration = Duration::from_secs(5);
 
 /// Pastes what it was given, in order, and keeps the prompts.
 #[derive(Default)]
