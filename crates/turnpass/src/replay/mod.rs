@@ -327,7 +327,13 @@ impl Inner {
                     // The CLI would ask again, or another model.
                     ErrorCode::StreamInterrupted
                     | ErrorCode::ExtraGeneration
-                    | ErrorCode::ModelNotFound => EndPolicy::KILL,
+                    | ErrorCode::ModelNotFound
+                    // It asks already, and nobody wants an answer; with a key it costs money.
+                    | ErrorCode::IsolationAuth
+                    | ErrorCode::IsolationCustomizations
+                    | ErrorCode::IsolationMcp
+                    | ErrorCode::IsolationPermissions
+                    | ErrorCode::IsolationTools => EndPolicy::KILL,
                     _ => ASK_TO_END,
                 };
                 match running.end(policy).await {
