@@ -4,19 +4,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use turnpass::conversation::{Message, ToolResult};
 use turnpass::request::{
-    BackendState, Effort, Limits, ModelId, Request, Sampling, TransportKind, TransportSession,
+    BackendState, Effort, Limits, ModelId, Request, Sampling, StateRetirement, TransportKind,
+    TransportSession,
 };
 use turnpass::{Error, ErrorCode, Provider, Result};
 
 use crate::approval::Approvals;
+use crate::compaction::Compaction;
 use crate::directory::Directory;
 use crate::event::{AgentEvent, Report};
 use crate::history;
 use crate::run::Run;
-use crate::session::KeptSession;
+use crate::session::{CompactionMark, KeptSession};
 use crate::tools::HostTool;
 
 /// Generations in one run, unless the host says otherwise: longer than any task that a person waits for, and short
@@ -33,6 +36,13 @@ pub struct Agent {
     pub(crate) directory: Arc<Directory>,
     pub(crate) rounds: u32,
     pub(crate) kept: Option<KeptSession>,
+    pub(crate) compaction: Compaction,
+    /// What the model read for its last response, if that is still the conversation's size.
+    pub(crate) last_prompt_tokens: Option<u64>,
+    /// No summary is asked for before then.
+    pub(crate) cools_until: Option<Instant>,
+    /// Of the summary that was asked for last.
+    pub(crate) retirement: Option<StateRetirement>,
 }
 
 impl Agent {
@@ -52,6 +62,8 @@ impl Agent {
                 directory: PathBuf::from("."),
                 rounds: DEFAULT_ROUNDS,
                 kept: None,
+                compaction: Compaction::default(),
+                last_prompt_tokens: None,
             },
         }
     }
@@ -68,14 +80,16 @@ impl Agent {
     /// # Cancel safety
     ///
     /// Cancel through the token. Running tools are ended with all their processes, text that was seen stays in the
-    /// conversation with a note, and the outcome is [`crate::Outcome::Cancelled`]. Dropping the future ends the same
-    /// things, but the text of the running generation is lost.
+    /// conversation with a note, and the outcome is [`crate::Outcome::Cancelled`]. A summary that was being written leaves the
+    /// conversation as it was. Dropping the future ends the same things, but the text of the running generation is lost.
     pub async fn run(
         &mut self,
         prompt: impl Into<String>,
         cancel: &CancellationToken,
         mut on_event: impl FnMut(AgentEvent) + Send,
     ) -> Report {
+        // A run that was dropped in the middle of a summary.
+        self.heed_retirement();
         let closed = history::close_open_calls(&mut self.request.messages);
         if closed > 0 {
             tracing::info!(calls = closed, "calls without a result were answered");
@@ -106,11 +120,42 @@ impl Agent {
                 .messages
                 .push(Message::results(results.iter().cloned()));
         }
-        let saved = kept.save(&request.messages, request.state.as_ref(), &request.model);
+        let saved = kept.save(
+            &request.messages,
+            request.state.as_ref(),
+            &request.model,
+            self.last_prompt_tokens,
+        );
         if adds {
             request.messages.pop();
         }
         saved
+    }
+
+    /// Puts a shorter conversation in the place of this one, whose first `replaced` messages it sums up. In a kept session
+    /// these are on the disk before it is done, and the shorter one when it is. The backend state was that of the longer one.
+    pub(crate) fn replace(
+        &mut self,
+        shorter: Vec<Message>,
+        replaced: usize,
+        mark: CompactionMark,
+    ) -> Result<()> {
+        if let Some(kept) = &mut self.kept {
+            kept.put_aside(&self.request.messages[..replaced], mark)?;
+        }
+        self.request.messages = shorter;
+        self.request.state = None;
+        // The next response says how large it is now.
+        self.last_prompt_tokens = None;
+        self.keep(&[])
+    }
+
+    /// Forgets the backend state, if the last summary says that it is of no more use.
+    pub(crate) fn heed_retirement(&mut self) {
+        let retirement = self.retirement.take();
+        if retirement.is_some_and(|retirement| retirement.is_signaled()) {
+            self.request.state = None;
+        }
     }
 
     /// The working directory.
@@ -134,6 +179,8 @@ struct Parts {
     directory: PathBuf,
     rounds: u32,
     kept: Option<KeptSession>,
+    compaction: Compaction,
+    last_prompt_tokens: Option<u64>,
 }
 
 impl AgentBuilder {
@@ -193,6 +240,13 @@ impl AgentBuilder {
         self
     }
 
+    /// When and how the conversation is compacted; [`Compaction::default`] by default.
+    #[must_use]
+    pub fn compaction(mut self, compaction: Compaction) -> Self {
+        self.agent.compaction = compaction;
+        self
+    }
+
     /// The transport; the provider's default otherwise.
     #[must_use]
     pub fn transport(mut self, transport: Option<TransportKind>) -> Self {
@@ -222,6 +276,7 @@ impl AgentBuilder {
     #[must_use]
     pub fn kept(mut self, mut session: KeptSession) -> Self {
         let (messages, state) = session.take();
+        self.agent.last_prompt_tokens = session.last_prompt_tokens();
         self = self
             .session(session.transport_session().clone())
             .with_history(messages, state);
@@ -233,8 +288,8 @@ impl AgentBuilder {
     ///
     /// # Errors
     ///
-    /// `working_directory` when the directory cannot be opened, `request_invalid` for no rounds at all, `tool_invalid`
-    /// for two tools of one name.
+    /// `working_directory` when the directory cannot be opened, `request_invalid` for no rounds at all or a threshold of
+    /// compaction that is none, `tool_invalid` for two tools of one name.
     pub fn build(self) -> Result<Agent> {
         let Parts {
             provider,
@@ -244,12 +299,17 @@ impl AgentBuilder {
             directory,
             rounds,
             kept,
+            compaction,
+            last_prompt_tokens,
         } = self.agent;
         if rounds == 0 {
             return Err(Error::new(
                 ErrorCode::RequestInvalid,
                 "rounds: a run needs at least one",
             ));
+        }
+        if let Some(wrong) = compaction.wrong() {
+            return Err(Error::new(ErrorCode::RequestInvalid, wrong));
         }
         let directory = Arc::new(Directory::open(&directory)?);
         request.tools = tools.iter().map(|tool| tool.declaration()).collect();
@@ -272,6 +332,10 @@ impl AgentBuilder {
             directory,
             rounds,
             kept,
+            compaction,
+            last_prompt_tokens,
+            cools_until: None,
+            retirement: None,
         })
     }
 }

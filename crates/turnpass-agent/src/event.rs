@@ -6,6 +6,8 @@ use turnpass::conversation::{ToolInput, ToolUseId};
 use turnpass::event::{Notice, Plan, StopReason, Usage};
 use turnpass::request::ModelId;
 
+use crate::compaction::Cause;
+
 /// One event of a run.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -65,6 +67,41 @@ pub enum AgentEvent {
         first_event_ms: Option<u64>,
         /// Whether the answer came from a laboratory upstream.
         laboratory: bool,
+    },
+    /// A summary of the older part of the conversation is asked for.
+    Compacting {
+        /// Why.
+        cause: Cause,
+        /// The size of the conversation: the last response's prompt, or more where an estimate says so.
+        tokens: u64,
+    },
+    /// The summary is in the place of the older part.
+    Compacted {
+        /// Why.
+        cause: Cause,
+        /// Messages before.
+        messages_before: usize,
+        /// Messages now, with the summary.
+        messages_after: usize,
+        /// The size before, in tokens.
+        tokens_before: u64,
+        /// The size now, in tokens; an estimate until the next response.
+        tokens_after: u64,
+        /// Token counts of the summary's own generation.
+        usage: Usage,
+        /// The model that wrote it.
+        model: ModelId,
+        /// Messages requests that reached the upstream for it.
+        upstream_requests: u32,
+        /// Whether it came from a laboratory upstream.
+        laboratory: bool,
+    },
+    /// The summary failed or is of no use; the conversation is as it was, and no other one is asked for at once.
+    CompactionFailed {
+        /// Why it was to be compacted.
+        cause: Cause,
+        /// What failed.
+        error: Error,
     },
     /// A tool begins to run, or was refused (then `ToolEnded` follows at once).
     ToolStarted {
@@ -155,8 +192,10 @@ pub struct Report {
     /// How it ended.
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// Generations that ended whole.
+    /// Generations that ended whole, summaries among them.
     pub generations: u32,
+    /// Compactions of the conversation.
+    pub compactions: u32,
     /// Messages requests that reached the upstream for them.
     pub upstream_requests: u32,
     /// Generations that were asked for again.
@@ -184,6 +223,7 @@ impl Report {
         Self {
             outcome: Outcome::Completed,
             generations: 0,
+            compactions: 0,
             upstream_requests: 0,
             retries: 0,
             tool_calls: 0,
@@ -198,6 +238,13 @@ impl Report {
     }
 
     pub(crate) fn add_usage(&mut self, usage: &Usage) {
+        self.add_spent(usage);
+        let answer = usage.output_tokens.unwrap_or(0);
+        self.context_tokens = Some(usage.prompt_tokens().saturating_add(answer));
+    }
+
+    /// Of a generation that says nothing about the size of the conversation.
+    pub(crate) fn add_spent(&mut self, usage: &Usage) {
         let sum = &mut self.usage;
         for (total, part) in [
             (&mut sum.input_tokens, usage.input_tokens),
@@ -223,8 +270,6 @@ impl Report {
                 *total = Some(total.unwrap_or(0).saturating_add(part));
             }
         }
-        let answer = usage.output_tokens.unwrap_or(0);
-        self.context_tokens = Some(usage.prompt_tokens().saturating_add(answer));
         self.cache_read_share = self.usage.cache_read_share();
     }
 }

@@ -23,10 +23,11 @@
 //! | [`agent`] | the builder and the conversation that it owns |
 //! | [`event`] | what a run tells, and the report that ends it |
 //! | [`approval`] | who may do what: a pure verdict, and the person who is asked |
+//! | [`compaction`] | when the conversation becomes shorter, and what stays of it: pure |
 //! | [`session`] | conversations that outlive the program: a file each |
 //! | [`directory`] | the working directory, and how a path is opened without leaving it |
 //! | [`tools`] | read, list, search, write, edit, shell |
-//! | `run`, `calls` | the loop: one generation, then its tool calls, in rounds |
+//! | `run`, `calls`, `compact` | the loop: one generation, then its tool calls, in rounds; and a summary where that is due |
 //! | `retry`, `schedule`, `history`, `output` | the loop's decisions, all pure |
 //!
 //! # Cancel safety
@@ -37,18 +38,22 @@
 
 pub mod agent;
 pub mod approval;
+pub mod compaction;
 pub mod directory;
 pub mod event;
 pub mod session;
 pub mod tools;
 
 mod calls;
+mod compact;
 mod history;
 mod output;
 mod retry;
 mod run;
 mod schedule;
 
+#[cfg(test)]
+mod compact_tests;
 #[cfg(test)]
 mod kept_tests;
 #[cfg(test)]
@@ -58,7 +63,8 @@ mod scripted;
 
 pub use agent::{Agent, AgentBuilder};
 pub use approval::{Answer, Approvals, Approver, Ask};
+pub use compaction::{Cause, Compaction, Threshold};
 pub use directory::Directory;
 pub use event::{AgentEvent, Outcome, Report};
-pub use session::{KeptSession, SessionInfo, SessionStore};
+pub use session::{CompactionMark, KeptSession, Past, SessionInfo, SessionStore};
 pub use tools::{Effect, HostTool};

@@ -9,6 +9,8 @@ use turnpass::event::{Done, Notice, Rejection, StateOrder, StopReason};
 use turnpass::{Error, Event};
 
 use crate::agent::Agent;
+use crate::compact::{self, Compacting, Reason};
+use crate::compaction::Cause;
 use crate::event::{AgentEvent, Outcome, Report};
 use crate::{history, retry};
 
@@ -71,8 +73,12 @@ impl<'a> Run<'a> {
         for round in 1..=self.agent.rounds {
             // What the next request holds is on the disk before it is sent.
             self.agent.keep(&[])?;
+            let before = match self.compact_if_due().await? {
+                Compacting::Cancelled => return Ok(Outcome::Cancelled),
+                before => before,
+            };
             (self.emit)(AgentEvent::Round { round });
-            let (done, partial) = match self.generate_with_retries().await {
+            let (done, partial) = match self.generate_within_window(before).await? {
                 Generated::Done(done, partial) => (*done, partial),
                 Generated::Failed(error, partial) => return Ok(self.failed(error, &partial)),
                 Generated::Cancelled(partial) => return Ok(self.cancelled(&partial)),
@@ -107,6 +113,29 @@ impl<'a> Run<'a> {
         }
         Ok(Outcome::RoundLimit {
             rounds: self.agent.rounds,
+        })
+    }
+
+    /// One generation. One that does not fit, and has said nothing, is asked for once more after a compaction.
+    async fn generate_within_window(&mut self, before: Compacting) -> Result<Generated, Error> {
+        let (overflow, partial) = match self.generate_with_retries().await {
+            Generated::Failed(error, partial) if is_overflow(&error, &partial) => (error, partial),
+            ended => return Ok(ended),
+        };
+        let compacting = match before {
+            // It is not tried again at once.
+            Compacting::Not(Reason::Failed(error)) => Compacting::Not(Reason::Failed(error)),
+            _ => self.compact(Cause::Overflow).await?,
+        };
+        Ok(match compacting {
+            Compacting::Done => match self.generate_with_retries().await {
+                Generated::Failed(error, partial) if is_overflow(&error, &partial) => {
+                    Generated::Failed(compact::still_too_large(&error), partial)
+                }
+                ended => ended,
+            },
+            Compacting::Not(why) => Generated::Failed(compact::too_large(&overflow, &why), partial),
+            Compacting::Cancelled => Generated::Cancelled(partial),
         })
     }
 
@@ -221,6 +250,8 @@ impl<'a> Run<'a> {
             StateOrder::Clear => self.agent.request.state = None,
             StateOrder::Unchanged => {}
         }
+        let prompt = done.usage.prompt_tokens();
+        self.agent.last_prompt_tokens = (prompt > 0).then_some(prompt);
         // An answer without a block would make the conversation one that cannot be sent.
         if !done.message.content.is_empty() {
             self.agent.request.messages.push(done.message);
@@ -249,6 +280,11 @@ impl<'a> Run<'a> {
         history::keep_partial(&mut self.agent.request.messages, &partial.text, why);
         Outcome::Cancelled
     }
+}
+
+/// Whether a generation failed before it said anything, because the conversation is too large.
+fn is_overflow(error: &Error, partial: &Partial) -> bool {
+    error.is_context_overflow() && !partial.output_seen && !error.output_seen()
 }
 
 fn outcome_of(stop: StopReason) -> Outcome {

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use turnpass::conversation::{Block, Message, Role, ToolCall, ToolInput, ToolUseId};
-use turnpass::event::{Done, Rejection, StopReason, Usage};
+use turnpass::event::{Done, Rejection, StateOrder, StopReason, Usage};
 use turnpass::request::TransportKind;
 use turnpass::{Error, ErrorCode, Event, Generation, Provider, Request, Result, Transport};
 
@@ -15,17 +15,29 @@ use turnpass::{Error, ErrorCode, Event, Generation, Provider, Request, Result, T
 pub(crate) struct Script {
     events: Vec<Event>,
     end: Option<std::result::Result<Box<Done>, Error>>,
+    /// Gives the request's signal before it begins.
+    retires: bool,
 }
 
 impl Script {
     /// Events, and then nothing more until the generation is dropped.
     pub(crate) fn hang(events: Vec<Event>) -> Self {
-        Self { events, end: None }
+        Self {
+            events,
+            ..Self::default()
+        }
     }
 
     pub(crate) fn fail(events: Vec<Event>, code: ErrorCode) -> Self {
-        let end = Some(Err(Error::new(code, "as the script says")));
-        Self { events, end }
+        Self::failing(events, Error::new(code, "as the script says"))
+    }
+
+    pub(crate) fn failing(events: Vec<Event>, error: Error) -> Self {
+        Self {
+            events,
+            end: Some(Err(error)),
+            ..Self::default()
+        }
     }
 
     pub(crate) fn done(events: Vec<Event>, stop: StopReason, content: Vec<Block>) -> Self {
@@ -45,14 +57,15 @@ impl Script {
         Self {
             events,
             end: Some(Ok(Box::new(done))),
+            ..Self::default()
         }
     }
 
     /// This end and nothing before it.
     pub(crate) fn ending(done: Done) -> Self {
         Self {
-            events: Vec::new(),
             end: Some(Ok(Box::new(done))),
+            ..Self::default()
         }
     }
 
@@ -81,6 +94,29 @@ impl Script {
             reason,
         };
         Self::done(vec![event], StopReason::ToolUse, vec![Block::ToolUse(call)])
+    }
+
+    /// The same, that retires the backend state.
+    pub(crate) fn retiring(mut self) -> Self {
+        self.retires = true;
+        self
+    }
+
+    /// The same with another size of its prompt.
+    pub(crate) fn reading(mut self, prompt_tokens: u64) -> Self {
+        if let Some(Ok(done)) = &mut self.end {
+            done.usage.input_tokens = Some(prompt_tokens);
+            done.usage.cache_read_input_tokens = None;
+        }
+        self
+    }
+
+    /// The same with a word about the backend state.
+    pub(crate) fn ordering(mut self, state: StateOrder) -> Self {
+        if let Some(Ok(done)) = &mut self.end {
+            done.state = state;
+        }
+        self
     }
 
     /// The same with another reason to stop.
@@ -135,9 +171,12 @@ impl Transport for ScriptedTransport {
 
     fn generate(&self, request: Request) -> Generation {
         assert_can_be_sent(&request.messages);
-        self.requests.lock().unwrap().push(request);
         let script = self.scripts.lock().unwrap().pop_front();
         let script = script.expect("the script has no further answer");
+        if let (true, Some(signal)) = (script.retires, &request.retirement) {
+            signal.signal();
+        }
+        self.requests.lock().unwrap().push(request);
         let (mut sender, generation) = Generation::channel();
         tokio::spawn(async move {
             for event in script.events {

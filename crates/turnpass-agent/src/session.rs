@@ -18,12 +18,15 @@ use turnpass::conversation::Message;
 use turnpass::request::{BackendState, ModelId, TransportSession};
 use turnpass::{Error, ErrorCode, Result};
 
+mod name;
+mod past;
+
+use name::{decode, encode};
+pub use past::{CompactionMark, Past};
+
 /// Largest file, in bytes: more than any conversation that can still be sent, and little enough to be written before each
 /// generation.
 pub const SESSION_BYTES: u64 = 64 * 1024 * 1024;
-
-/// Longest name as a file name, in bytes; with its end it has to stay below the 255 that file systems take.
-const NAME_BYTES: usize = 240;
 
 /// Most sessions that are listed.
 const LISTED: usize = 10_000;
@@ -35,6 +38,7 @@ const VERSION: u32 = 1;
 const KEPT: &str = "json";
 const LOCK: &str = "lock";
 const NEXT: &str = "next";
+const PAST: &str = "past";
 
 /// How often a lock is tried before the session counts as used, and the pause between: whoever lists the sessions holds
 /// each lock for some microseconds.
@@ -69,6 +73,8 @@ pub struct SessionInfo {
     pub model: Option<ModelId>,
     /// Its messages.
     pub messages: usize,
+    /// How often it was compacted; what that took out is kept too ([`SessionStore::past`]).
+    pub compactions: usize,
     /// When it was written last, in Unix seconds.
     pub saved_unix_s: u64,
     /// The size of its file, in bytes.
@@ -84,6 +90,12 @@ struct Kept<M = Vec<Message>> {
     session: TransportSession,
     model: Option<ModelId>,
     state: Option<BackendState>,
+    /// What the model read for its last response, if that is still the conversation's size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    last_prompt_tokens: Option<u64>,
+    /// Oldest first; each has a file of its own with what it took out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    compactions: Vec<CompactionMark>,
     messages: M,
 }
 
@@ -115,6 +127,8 @@ impl SessionStore {
                 session: TransportSession(format!("{name}-{}", unix_s(SystemTime::now()))),
                 model: None,
                 state: None,
+                last_prompt_tokens: None,
+                compactions: Vec::new(),
                 messages: Vec::new(),
             },
         };
@@ -155,6 +169,7 @@ impl SessionStore {
             all.push(SessionInfo {
                 in_use: stem.is_some_and(|stem| Lock::is_held(&self.folder, stem)),
                 model: kept.as_ref().and_then(|kept| kept.model.clone()),
+                compactions: kept.as_ref().map_or(0, |kept| kept.compactions.len()),
                 messages: kept.map_or(0, |kept| kept.messages.len()),
                 saved_unix_s: meta.modified().map_or(0, unix_s),
                 bytes: meta.len(),
@@ -177,6 +192,7 @@ impl SessionStore {
         }
         let lock = Lock::take(&self.folder, &encoded, name)?;
         let _ = fs::remove_file(self.path(&encoded, NEXT));
+        past::remove(&self.folder, &encoded).map_err(|error| unusable(name, &error))?;
         let removed = match fs::remove_file(self.path(&encoded, KEPT)) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
@@ -214,6 +230,16 @@ impl KeptSession {
         &self.kept.session
     }
 
+    /// Its compactions, oldest first.
+    pub fn compactions(&self) -> &[CompactionMark] {
+        &self.kept.compactions
+    }
+
+    /// The size of the conversation by its last response, in tokens of the prompt; none when that is not known.
+    pub fn last_prompt_tokens(&self) -> Option<u64> {
+        self.kept.last_prompt_tokens
+    }
+
     /// What the transport wants back.
     pub fn state(&self) -> Option<&BackendState> {
         self.kept.state.as_ref()
@@ -246,12 +272,15 @@ impl KeptSession {
         messages: &[Message],
         state: Option<&BackendState>,
         model: &ModelId,
+        last_prompt_tokens: Option<u64>,
     ) -> Result<()> {
         let written = serde_json::to_vec(&Kept {
             version: VERSION,
             session: self.kept.session.clone(),
             model: Some(model.clone()),
             state: state.cloned(),
+            last_prompt_tokens,
+            compactions: self.kept.compactions.clone(),
             messages,
         });
         let saved = written
@@ -261,31 +290,35 @@ impl KeptSession {
     }
 
     fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if bytes.len() as u64 > SESSION_BYTES {
-            let most = SESSION_BYTES / 1024 / 1024;
-            return Err(io::Error::other(format!(
-                "it would be larger than {most} MiB"
-            )));
-        }
         let written = Some(digest(bytes));
-        if self.written == written {
-            return Ok(());
+        if self.written != written {
+            write_whole(&self.folder, &self.encoded, KEPT, bytes)?;
+            self.written = written;
         }
-        let path = |end: &str| self.folder.join(format!("{}.{end}", self.encoded));
-        let next = path(NEXT);
-        // One that is there is of a program that was killed: the lock is ours.
-        let _ = fs::remove_file(&next);
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true).mode(0o600);
-        let mut file = open(&mut options, &next)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&next, path(KEPT))?;
-        // The new name is in the folder, which is a file of its own.
-        File::open(&self.folder)?.sync_all()?;
-        self.written = written;
         Ok(())
     }
+}
+
+/// Puts a file of a session in the place of the one that is there, as a whole. When this returns it is on the disk.
+fn write_whole(folder: &Path, encoded: &str, end: &str, bytes: &[u8]) -> io::Result<()> {
+    if bytes.len() as u64 > SESSION_BYTES {
+        let most = SESSION_BYTES / 1024 / 1024;
+        return Err(io::Error::other(format!(
+            "it would be larger than {most} MiB"
+        )));
+    }
+    let path = |end: &str| folder.join(format!("{encoded}.{end}"));
+    let next = path(NEXT);
+    // One that is there is of a program that was killed: the lock is ours.
+    let _ = fs::remove_file(&next);
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    let mut file = open(&mut options, &next)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&next, path(end))?;
+    // The new name is in the folder, which is a file of its own.
+    File::open(folder)?.sync_all()
 }
 
 /// The lock of a session. It dies with the program that holds it.
@@ -388,17 +421,29 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
+/// What every file of a session has.
+#[derive(Deserialize)]
+struct Head {
+    version: u32,
+}
+
+impl Head {
+    fn check(bytes: &[u8]) -> io::Result<()> {
+        let head: Self = serde_json::from_slice(bytes).map_err(Self::damaged)?;
+        match head.version {
+            VERSION => Ok(()),
+            _ => Err(io::Error::other("another version of turnpass wrote it")),
+        }
+    }
+
+    fn damaged(_: serde_json::Error) -> io::Error {
+        io::Error::other("its file is damaged")
+    }
+}
+
 fn parse<M: for<'a> Deserialize<'a>>(bytes: &[u8]) -> io::Result<Kept<M>> {
-    #[derive(Deserialize)]
-    struct Head {
-        version: u32,
-    }
-    let damaged = |_| io::Error::other("its file is damaged");
-    let head: Head = serde_json::from_slice(bytes).map_err(damaged)?;
-    if head.version != VERSION {
-        return Err(io::Error::other("another version of turnpass wrote it"));
-    }
-    serde_json::from_slice(bytes).map_err(damaged)
+    Head::check(bytes)?;
+    serde_json::from_slice(bytes).map_err(Head::damaged)
 }
 
 /// Opens a regular file and follows no link.
@@ -411,51 +456,6 @@ fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
         return Err(io::Error::other("it is no regular file"));
     }
     Ok(file)
-}
-
-/// A name as a file name: lower-case letters, digits, `-` and `_` stay, every other byte is `%` and two digits. So no name
-/// leads anywhere else, and two names are two files on a disk that does not tell `a` from `A` too.
-fn encode(name: &str) -> Result<String> {
-    let wrong = |what: &str| {
-        Err(Error::new(
-            ErrorCode::RequestInvalid,
-            format!("a session's name {what}"),
-        ))
-    };
-    if name.trim().is_empty() {
-        return wrong("is empty");
-    }
-    if name.chars().any(char::is_control) {
-        return wrong("has a control character");
-    }
-    let mut encoded = String::new();
-    for byte in name.bytes() {
-        match byte {
-            b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' => encoded.push(char::from(byte)),
-            _ => encoded.push_str(&format!("%{byte:02x}")),
-        }
-    }
-    match encoded.len() {
-        ..=NAME_BYTES => Ok(encoded),
-        _ => wrong("is too long: 80 letters outside a to z, or 240 of those, are the limit"),
-    }
-}
-
-/// The name of a file name of ours.
-fn decode(encoded: &str) -> Option<String> {
-    let mut bytes = Vec::new();
-    let mut rest = encoded.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let digits = [rest.next()?, rest.next()?];
-        let digits = std::str::from_utf8(&digits).ok()?;
-        bytes.push(u8::from_str_radix(digits, 16).ok()?);
-    }
-    let name = String::from_utf8(bytes).ok()?;
-    (encode(&name).ok()? == encoded).then_some(name)
 }
 
 fn digest(bytes: &[u8]) -> u64 {

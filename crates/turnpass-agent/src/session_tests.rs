@@ -12,7 +12,7 @@ fn store() -> (tempfile::TempDir, SessionStore) {
 
 fn save(session: &mut KeptSession, messages: &[Message], state: Option<&str>) -> Result<()> {
     let state = state.map(|state| BackendState(state.to_owned()));
-    session.save(messages, state.as_ref(), &"opus".into())
+    session.save(messages, state.as_ref(), &"opus".into(), None)
 }
 
 fn failed<T: std::fmt::Debug>(result: Result<T>, code: ErrorCode) -> String {

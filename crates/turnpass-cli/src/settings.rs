@@ -1,5 +1,7 @@
 //! The settings: a flag, else an environment variable, else the file, else the default.
 
+mod environment;
+
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
@@ -13,12 +15,16 @@ use turnpass::limits::budget::{Allowance, Budgets};
 use turnpass::relay::LoopbackUrl;
 use turnpass::replay::History;
 use turnpass::request::{Effort, Limits, TransportKind};
+use turnpass_agent::Compaction;
 use turnpass_agent::agent::DEFAULT_ROUNDS;
+use turnpass_agent::compaction::{COMPACTIONS, KEEP_TOKENS};
 
 use crate::config_file;
 use crate::exit::Fault;
 use crate::prices::Prices;
-pub(crate) use crate::words::{CarrierWord, Process, ReseedWord, ToolWord};
+pub(crate) use crate::words::{CarrierWord, Process, ReseedWord, ThresholdWord, ToolWord};
+
+use environment::from_environment;
 
 /// The model, unless a setting says otherwise: the alias of the service's everyday model.
 const DEFAULT_MODEL: &str = "sonnet";
@@ -27,7 +33,7 @@ const DEFAULT_MODEL: &str = "sonnet";
 const LONGEST_TIMEOUT_S: u32 = 24 * 60 * 60;
 
 /// Each key with its environment variable, in the order in which they are shown.
-pub(crate) const KEYS: [(&str, &str); 25] = [
+pub(crate) const KEYS: [(&str, &str); 29] = [
     ("transport", "TURNPASS_TRANSPORT"),
     ("process", "TURNPASS_PROCESS"),
     ("reseed", "TURNPASS_RESEED"),
@@ -56,6 +62,10 @@ pub(crate) const KEYS: [(&str, &str); 25] = [
     ("start_timeout_s", "TURNPASS_START_TIMEOUT_S"),
     ("idle_timeout_s", "TURNPASS_IDLE_TIMEOUT_S"),
     ("total_timeout_s", "TURNPASS_TOTAL_TIMEOUT_S"),
+    ("compaction", "TURNPASS_COMPACTION"),
+    ("compaction_threshold", "TURNPASS_COMPACTION_THRESHOLD"),
+    ("compaction_keep_tokens", "TURNPASS_COMPACTION_KEEP_TOKENS"),
+    ("max_compactions", "TURNPASS_MAX_COMPACTIONS"),
 ];
 
 /// One layer of settings: what the flags, the environment or the file say.
@@ -137,6 +147,18 @@ pub(crate) struct Values {
     /// The whole of one generation, in seconds [env: TURNPASS_TOTAL_TIMEOUT_S]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) total_timeout_s: Option<u32>,
+    /// Whether a conversation that grows too large is summed up: true or false [env: TURNPASS_COMPACTION]
+    #[arg(long, value_name = "BOOL")]
+    pub(crate) compaction: Option<bool>,
+    /// From which size on: tokens, or N% of the window [env: TURNPASS_COMPACTION_THRESHOLD]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) compaction_threshold: Option<ThresholdWord>,
+    /// How much of the latest conversation stays, in tokens [env: TURNPASS_COMPACTION_KEEP_TOKENS]
+    #[arg(long, value_name = "N")]
+    pub(crate) compaction_keep_tokens: Option<u64>,
+    /// Compactions in one run [env: TURNPASS_MAX_COMPACTIONS]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_compactions: Option<u32>,
     /// Tables of the file only: neither a flag nor a variable has room for them.
     #[arg(skip)]
     pub(crate) prices: Option<Prices>,
@@ -188,6 +210,7 @@ pub(crate) struct Settings {
     pub(crate) history: History,
     /// Deadlines of each generation, whatever the transport.
     pub(crate) limits: Limits,
+    pub(crate) compaction: Compaction,
     /// The person's prices for the estimate of `usage`.
     pub(crate) prices: Prices,
     /// Where each came from, in the order of [`KEYS`].
@@ -261,6 +284,13 @@ impl Settings {
                 idle: deadline(first!(idle_timeout_s), "idle_timeout_s", default.idle)?,
                 total: deadline(first!(total_timeout_s), "total_timeout_s", default.total)?,
             },
+            compaction: Compaction {
+                enabled: first!(compaction).unwrap_or(true),
+                threshold: first!(compaction_threshold).map(|word| word.0),
+                keep_tokens: first!(compaction_keep_tokens).unwrap_or(KEEP_TOKENS),
+                per_run: first!(max_compactions).unwrap_or(COMPACTIONS),
+                ..Compaction::default()
+            },
             prices: layers
                 .iter()
                 .find_map(|(_, layer)| layer.prices.clone())
@@ -282,6 +312,12 @@ impl Settings {
             return Err(Fault::usage(
                 "max_rounds is 0",
                 "A run needs at least one round.",
+            ));
+        }
+        if self.compaction.per_run == 0 {
+            return Err(Fault::usage(
+                "max_compactions is 0",
+                "`compaction = false` switches it off.",
             ));
         }
         if self.memory_mb == Some(0) {
@@ -390,6 +426,10 @@ impl Settings {
             Some(self.limits.start.as_secs().to_string()),
             Some(self.limits.idle.as_secs().to_string()),
             Some(self.limits.total.as_secs().to_string()),
+            Some(self.compaction.enabled.to_string()),
+            self.compaction.threshold.map(|t| ThresholdWord(t).shown()),
+            Some(self.compaction.keep_tokens.to_string()),
+            Some(self.compaction.per_run.to_string()),
         ];
         KEYS.iter()
             .zip(values)
@@ -409,73 +449,6 @@ fn deadline(seconds: Option<u32>, key: &str, default: Duration) -> Result<Durati
             format!("Leave it out for the default of {}.", default.as_secs()),
         )),
     }
-}
-
-/// What the environment says. A variable that is set but empty counts as not set.
-fn from_environment(environment: Environment<'_>) -> Result<Values, Fault> {
-    let text = |key: usize| -> Result<Option<String>, Fault> {
-        let name = KEYS[key].1;
-        match environment(name) {
-            None => Ok(None),
-            Some(value) if value.is_empty() => Ok(None),
-            Some(value) => value.into_string().map(Some).map_err(|_| {
-                Fault::usage(format!("{name} is not UTF-8"), "Set it again, or unset it.")
-            }),
-        }
-    };
-    fn read<T: FromStr<Err: fmt::Display>>(
-        key: usize,
-        text: Option<String>,
-    ) -> Result<Option<T>, Fault> {
-        let parsed = text.map(|text| text.parse::<T>()).transpose();
-        parsed.map_err(|error| {
-            Fault::usage(
-                format!("{}: {error}", KEYS[key].1),
-                "Set it again, or unset it.",
-            )
-        })
-    }
-    let words = |key: usize| -> Result<Option<Vec<ToolWord>>, Fault> {
-        let Some(list) = text(key)? else {
-            return Ok(None);
-        };
-        let words = list.split(',').map(|word| read(key, Some(word.to_owned())));
-        Ok(Some(
-            words
-                .collect::<Result<Vec<_>, _>>()?
-                .into_iter()
-                .flatten()
-                .collect(),
-        ))
-    };
-    Ok(Values {
-        transport: read(0, text(0)?)?,
-        process: read(1, text(1)?)?,
-        reseed: read(2, text(2)?)?,
-        tool_carrier: read(3, text(3)?)?,
-        memory_mb: read(4, text(4)?)?,
-        model: text(5)?,
-        effort: read(6, text(6)?)?,
-        allow: words(7)?,
-        deny: words(8)?,
-        max_rounds: read(9, text(9)?)?,
-        claude_path: text(10)?.map(PathBuf::from),
-        lab_upstream: text(11)?,
-        lab_home: text(12)?.map(PathBuf::from),
-        usage_gate: read(13, text(13)?)?,
-        max_window_percent: read(14, text(14)?)?,
-        max_requests_per_session: read(15, text(15)?)?,
-        max_tokens_per_session: read(16, text(16)?)?,
-        max_requests_per_day: read(17, text(17)?)?,
-        max_tokens_per_day: read(18, text(18)?)?,
-        record: text(19)?.map(PathBuf::from),
-        keep_records: read(20, text(20)?)?,
-        history: read(21, text(21)?)?,
-        start_timeout_s: read(22, text(22)?)?,
-        idle_timeout_s: read(23, text(23)?)?,
-        total_timeout_s: read(24, text(24)?)?,
-        prices: None,
-    })
 }
 
 #[cfg(test)]
@@ -546,6 +519,10 @@ mod tests {
                 "TURNPASS_START_TIMEOUT_S" => "30",
                 "TURNPASS_IDLE_TIMEOUT_S" => "60",
                 "TURNPASS_TOTAL_TIMEOUT_S" => "600",
+                "TURNPASS_COMPACTION" => "false",
+                "TURNPASS_COMPACTION_THRESHOLD" => "60%",
+                "TURNPASS_COMPACTION_KEEP_TOKENS" => "5",
+                "TURNPASS_MAX_COMPACTIONS" => "6",
                 _ => return None,
             };
             Some(OsString::from(text))
@@ -580,6 +557,10 @@ mod tests {
             "30",
             "60",
             "600",
+            "false",
+            "\"60%\"",
+            "5",
+            "6",
         ];
         assert_eq!(shown, wanted.map(|text| Some(text.to_owned())));
     }
@@ -599,6 +580,8 @@ mod tests {
             ("TURNPASS_KEEP_RECORDS", "no", "`true` or `false`"),
             ("TURNPASS_HISTORY", "long", "use native, transcript"),
             ("TURNPASS_IDLE_TIMEOUT_S", "5m", "invalid digit"),
+            ("TURNPASS_COMPACTION_THRESHOLD", "0", "use tokens"),
+            ("TURNPASS_MAX_COMPACTIONS", "none", "invalid digit"),
         ] {
             let read = |asked: &str| (asked == name).then(|| OsString::from(value));
             let fault = from_environment(&read).unwrap_err();
@@ -676,6 +659,12 @@ mod tests {
         };
         layered(home, Values::default(), Values::default()).unwrap_err();
         layered(model(" "), Values::default(), Values::default()).unwrap_err();
+        let never = Values {
+            max_compactions: Some(0),
+            ..Values::default()
+        };
+        let fault = layered(Values::default(), never, Values::default()).unwrap_err();
+        assert!(fault.to_string().contains("compaction = false"), "{fault}");
         let relative = || Values {
             claude_path: Some("bin/claude".into()),
             ..Values::default()

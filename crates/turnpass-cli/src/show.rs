@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 use turnpass::event::Notice;
 use turnpass_agent::{AgentEvent, Report};
 
+use crate::commands::models::grouped;
 use crate::context::Context;
 use crate::terminal::{Style, visible};
 
@@ -138,6 +139,28 @@ impl<Out: Write, Err: Write> Show<Out, Err> {
                 self.last_retry = Some(said);
                 self.note(&self.style.yellow(&text));
             }
+            AgentEvent::Compacting { tokens, .. } => {
+                let text = format!("compacting: about {} tokens", grouped(*tokens));
+                self.note(&self.style.dim(&text));
+            }
+            AgentEvent::Compacted {
+                messages_before,
+                messages_after,
+                tokens_before,
+                tokens_after,
+                ..
+            } => {
+                let (before, after) = (grouped(*tokens_before), grouped(*tokens_after));
+                let text = format!(
+                    "compacted: from about {before} to about {after} tokens, {messages_before} to {messages_after} messages"
+                );
+                self.note(&self.style.dim(&text));
+            }
+            AgentEvent::CompactionFailed { error, .. } => {
+                let error = visible(&error.to_string());
+                let text = format!("the conversation was not compacted and is as it was: {error}");
+                self.note(&self.style.yellow(&text));
+            }
             AgentEvent::Notice(notice) => {
                 if let Some(text) = notice_text(notice) {
                     self.note(&self.style.yellow(&text));
@@ -263,6 +286,11 @@ fn summary(report: &Report) -> String {
         report.generations,
         report.tool_calls
     );
+    match report.compactions {
+        0 => {}
+        1 => text.push_str(", 1 compaction"),
+        times => text.push_str(&format!(", {times} compactions")),
+    }
     if let Some(tokens) = report.context_tokens {
         text.push_str(&format!(", {tokens} tokens of context"));
     }
@@ -364,6 +392,45 @@ mod tests {
         );
         let (out, _) = shown(Form::Text, true, &events);
         assert_eq!(out, "I look\ndone\n", "on a terminal both share the lines");
+    }
+
+    #[test]
+    fn a_compaction_says_from_how_many_tokens_to_how_many() {
+        let error = turnpass::Error::new(turnpass::ErrorCode::SummaryUnusable, "it is \x1bempty");
+        let cause = turnpass_agent::Cause::Threshold;
+        let events = [
+            AgentEvent::Compacting {
+                cause,
+                tokens: 141_234,
+            },
+            AgentEvent::Compacted {
+                cause,
+                messages_before: 120,
+                messages_after: 14,
+                tokens_before: 141_234,
+                tokens_after: 23_100,
+                usage: turnpass::event::Usage::default(),
+                model: "m".into(),
+                upstream_requests: 1,
+                laboratory: true,
+            },
+            AgentEvent::CompactionFailed { cause, error },
+        ];
+        let (out, err) = shown(Form::Text, false, &events);
+        assert_eq!(out, "");
+        assert!(
+            err.starts_with(
+                "compacting: about 141,234 tokens\ncompacted: from about 141,234 to about 23,100 tokens, 120 to 14 messages\n\
+                 the conversation was not compacted and is as it was: [summary_unusable] it is ␛empty. "
+            ),
+            "{err}"
+        );
+        let (out, _) = shown(Form::JsonLines, false, &events);
+        let kinds: Vec<_> = out
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["type"].clone())
+            .collect();
+        assert_eq!(kinds, ["compacting", "compacted", "compaction_failed"]);
     }
 
     #[test]

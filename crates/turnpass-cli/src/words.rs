@@ -5,7 +5,7 @@ use std::str::FromStr;
 use serde::Deserialize;
 use turnpass::pool::{Reseed, ToolCarrier};
 use turnpass_agent::approval::OUTSIDE;
-use turnpass_agent::tools;
+use turnpass_agent::{Threshold, tools};
 
 /// Whether the relay keeps its process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -116,5 +116,88 @@ impl TryFrom<String> for ToolWord {
 
     fn try_from(text: String) -> Result<Self, String> {
         text.parse()
+    }
+}
+
+/// From which size on a conversation is compacted: tokens, or a percentage of the window.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "TokensOrText")]
+pub(crate) struct ThresholdWord(pub(crate) Threshold);
+
+/// The file may have the number of tokens as a number.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TokensOrText {
+    Tokens(u64),
+    Text(String),
+}
+
+impl ThresholdWord {
+    /// As the file has it.
+    pub(crate) fn shown(self) -> String {
+        match self.0 {
+            Threshold::Tokens(tokens) => tokens.to_string(),
+            Threshold::Fraction(share) => format!("\"{}%\"", (share * 100.0).round()),
+        }
+    }
+}
+
+impl FromStr for ThresholdWord {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let threshold = match text.strip_suffix('%') {
+            Some(percent) => {
+                let percent = percent.trim_end().parse::<u8>().ok();
+                let percent = percent.filter(|percent| (1..=100).contains(percent));
+                percent.map(|percent| Threshold::Fraction(f64::from(percent) / 100.0))
+            }
+            None => {
+                let tokens = text.parse::<u64>().ok();
+                tokens.filter(|n| *n > 0).map(Threshold::Tokens)
+            }
+        };
+        threshold.map(Self).ok_or_else(|| {
+            format!("a threshold of {text:?} is none: use tokens (120000) or 1% to 100%")
+        })
+    }
+}
+
+impl TryFrom<TokensOrText> for ThresholdWord {
+    type Error = String;
+
+    fn try_from(given: TokensOrText) -> Result<Self, String> {
+        match given {
+            TokensOrText::Tokens(tokens) => tokens.to_string().parse(),
+            TokensOrText::Text(text) => text.parse(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_threshold_is_tokens_or_a_percentage() {
+        for (text, wanted, shown) in [
+            ("120000", Threshold::Tokens(120_000), "120000"),
+            (" 70% ", Threshold::Fraction(0.7), "\"70%\""),
+            ("29 %", Threshold::Fraction(0.29), "\"29%\""),
+            ("100%", Threshold::Fraction(1.0), "\"100%\""),
+        ] {
+            let word: ThresholdWord = text.parse().unwrap();
+            assert_eq!((word.0, word.shown().as_str()), (wanted, shown));
+            let of_file = |text: &str| {
+                let value: toml::Table = toml::from_str(&format!("x = {text}")).unwrap();
+                value["x"].clone().try_into::<ThresholdWord>().unwrap()
+            };
+            assert_eq!(of_file(shown), word);
+        }
+        for text in ["", "0", "0%", "101%", "-1", "0.7", "many", "%"] {
+            let said = text.parse::<ThresholdWord>().unwrap_err();
+            assert!(said.contains("use tokens"), "{said}");
+        }
     }
 }

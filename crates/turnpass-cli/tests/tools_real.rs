@@ -8,6 +8,9 @@
     reason = "a test fails by panicking"
 )]
 
+mod growing;
+#[path = "tools_real/grows.rs"]
+mod grows;
 #[path = "tools_real/pool.rs"]
 mod pool;
 
@@ -24,7 +27,7 @@ use tokio_util::task::TaskTracker;
 use turnpass::cli::launch::McpServer;
 use turnpass::conversation::{ToolResult, ToolUseId};
 use turnpass::pool::ToolCarrier;
-use turnpass::request::Tool;
+use turnpass::request::{Tool, TransportKind};
 use turnpass::tools::http::{CallAddress, HttpCarrier, Occurrence};
 use turnpass::tools::pairing::{Announced, Arrived, CliAnswered, Ended, Given};
 use turnpass::tools::{Catalogue, Pairing, Policy, Server};
@@ -75,6 +78,20 @@ fn main() -> ExitCode {
             runtime()?.block_on(pool::transcript(&cli));
             Ok::<(), Failed>(())
         }));
+    }
+    // What the agent does with a conversation is its own doing and no version's, so one version shows it.
+    if let Some(cli) = RealCli::find_all(&conformance).into_iter().next_back() {
+        for (case, transport) in [
+            ("an_agent_grows_over_pool", TransportKind::Pool),
+            ("an_agent_grows_over_replay", TransportKind::Replay),
+            ("an_agent_grows_over_relay", TransportKind::Relay),
+        ] {
+            let (name, cli) = (format!("{}::{case}", cli.version), cli.clone());
+            trials.push(Trial::test(name, move || {
+                runtime()?.block_on(grows::over(&cli, transport));
+                Ok::<(), Failed>(())
+            }));
+        }
     }
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -99,6 +99,7 @@ codes! {
     StreamInterrupted = "stream_interrupted", true, [REPLAY, RELAY], "The answer broke off: stream ended before message_stop.", "Try again; what was seen so far is incomplete.";
     ExtraGeneration = "extra_generation", false, [RELAY], "The CLI asked for another generation within the same request; it was refused.", "Ask again; nothing of the refused one was sent.";
     SummaryToolCall = "summary_tool_call", true, [POOL], "The model called a tool in place of writing the summary; the call was not run.", "Ask again, and say in the request for the summary that no tool may be used.";
+    SummaryUnusable = "summary_unusable", true, [POOL], "The summary is empty, cut, refused, or no shorter than what it is of.", "Try again in a few minutes; the conversation is as it was.";
     RelayTransit = "relay_transit", true, [RELAY], "What the CLI sent to the relay cannot be admitted.", "Run `turnpass doctor`; nothing was sent upstream.";
     // Deadlines.
     StartTimeout = "start_timeout", true, [RELAY], "No sign of progress within the start deadline.", "Try again; raise the start deadline for a slow machine.";

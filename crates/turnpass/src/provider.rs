@@ -127,6 +127,11 @@ impl Provider {
         self.transports.keys().copied()
     }
 
+    /// The transport of requests that name none.
+    pub fn default_kind(&self) -> TransportKind {
+        self.default
+    }
+
     /// Starts one generation.
     ///
     /// Returns at once. The stream ends after exactly one [`Event::Done`] or one error.

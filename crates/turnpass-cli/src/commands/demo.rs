@@ -125,9 +125,12 @@ fn agent(stage: &Stage, provider: &turnpass::Provider) -> Result<Agent, Fault> {
         std::fs::write(ledger.join(name), content)
             .map_err(|error| Fault::system(format!("{name}: {error}"), "Try again."))?;
     }
-    let Settings { model, .. } = &stage.settings;
+    let Settings {
+        model, compaction, ..
+    } = &stage.settings;
     let agent = Agent::builder(provider.clone(), model.as_str())
         .tools(tools::all())
+        .compaction(*compaction)
         // A folder of its own that is removed afterwards, and a model whose every word is in this file.
         .approvals(Approvals::read_only().allow(["write", "shell"]))
         .directory(folder)

@@ -148,7 +148,7 @@ fn table(discovered: &Discovered, rows: &[Row]) -> String {
 }
 
 /// A count with a comma every three digits.
-pub(super) fn grouped(count: u64) -> String {
+pub(crate) fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (at, digit) in digits.chars().enumerate() {

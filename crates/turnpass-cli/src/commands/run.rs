@@ -134,6 +134,7 @@ fn agent(
         .directory(directory)
         .rounds(settings.max_rounds)
         .limits(settings.limits)
+        .compaction(settings.compaction)
         .effort(settings.effort);
     let agent = match kept {
         Some(kept) => agent.kept(kept),
@@ -155,7 +156,12 @@ fn gone_on_with(kept: &KeptSession) -> Option<String> {
     let messages = kept.messages().len();
     (messages > 0).then(|| {
         let name = kept.name();
-        format!("going on with the session {name:?}: {messages} messages so far")
+        let compacted = match kept.compactions().len() {
+            0 => String::new(),
+            1 => ", compacted once".to_owned(),
+            times => format!(", compacted {times} times"),
+        };
+        format!("going on with the session {name:?}: {messages} messages so far{compacted}")
     })
 }
 

@@ -1,4 +1,4 @@
-//! `turnpass sessions list|remove`: the kept conversations of `run --session`.
+//! `turnpass sessions list|past|remove`: the kept conversations of `run --session`.
 
 use jiff::Timestamp;
 use turnpass_agent::SessionInfo;
@@ -21,6 +21,8 @@ pub(crate) struct Args {
 enum What {
     /// Show them, the newest first
     List(List),
+    /// Print what compactions took out of one, oldest first, one JSON object a line
+    Past(Past),
     /// Remove one, with everything that was said in it
     Remove(Remove),
 }
@@ -30,6 +32,12 @@ struct List {
     /// Print one JSON object in place of text
     #[arg(long)]
     json: bool,
+}
+
+#[derive(clap::Args, Debug)]
+struct Past {
+    /// Its name
+    name: String,
 }
 
 #[derive(clap::Args, Debug)]
@@ -55,6 +63,13 @@ pub(crate) fn run(args: Args, context: &Context) -> Result<Exit, Fault> {
                 false => text(&sessions, Timestamp::now().as_second()),
             })
         }
+        What::Past(past) => {
+            let mut text = String::new();
+            for past in store.past(&past.name)? {
+                text += &format!("{}\n", serde_json::json!(past));
+            }
+            super::print(&text)
+        }
         What::Remove(remove) => match store.remove(&remove.name)? {
             true => Ok(Exit::Done),
             false => Err(Fault::usage(
@@ -75,11 +90,18 @@ fn text(sessions: &[SessionInfo], now: i64) -> String {
         let ago = span(now.saturating_sub(saved));
         let size = grouped(session.bytes.div_ceil(1024));
         let told = match &session.model {
-            Some(model) => format!(
-                "{} messages, {}, {size} KiB",
-                session.messages,
-                visible(&model.0)
-            ),
+            Some(model) => {
+                let compacted = match session.compactions {
+                    0 => String::new(),
+                    1 => ", compacted once".to_owned(),
+                    times => format!(", compacted {times} times"),
+                };
+                format!(
+                    "{} messages{compacted}, {}, {size} KiB",
+                    session.messages,
+                    visible(&model.0)
+                )
+            }
             None => format!("cannot be read, {size} KiB"),
         };
         let in_use = if session.in_use { ", in use" } else { "" };

@@ -375,3 +375,8 @@ pub(crate) async fn bug_092_paths_and_commands_in_text_reach_the_model(ground: &
     }
     assert_valid(&ground.stage.sent());
 }
+
+/// The host's runner compacts: at the transport's threshold, with one request for the summary.
+pub(crate) async fn an_agent_that_grows_is_summed_up_once_and_goes_on(ground: &Ground<'_>) {
+    crate::growing::summed_up((ground.provider)(), &ground.stage.upstream).await;
+}

@@ -8,6 +8,8 @@
 mod answers;
 mod ends;
 mod failures;
+#[path = "../growing/mod.rs"]
+mod growing;
 mod history;
 #[path = "../stage/mod.rs"]
 mod stage;
@@ -62,7 +64,8 @@ pub(crate) fn all() -> Vec<Scenario> {
             bug_095_compressed_answers_and_errors_are_read, an_unreachable_service_is_told;
         history: bug_105_to_109_any_history_is_made_valid, bug_058_a_growing_conversation_keeps_its_bytes,
             images_and_documents_keep_their_place, bug_004_half_a_pair_never_leaves, bug_028_nul_in_text_passes,
-            bug_092_paths_and_commands_in_text_reach_the_model, bug_109_an_unanswered_call_is_refused_before_anything_starts;
+            bug_092_paths_and_commands_in_text_reach_the_model, bug_109_an_unanswered_call_is_refused_before_anything_starts,
+            an_agent_that_grows_is_summed_up_once_and_goes_on;
     }
 }
 

@@ -89,7 +89,7 @@ impl Stage {
 }
 
 /// The CLI behind a proxy that refuses, should there be no network namespace.
-fn fenced(dir: &Path, claude: &Path, proxy: &RefusingProxy) -> PathBuf {
+pub(crate) fn fenced(dir: &Path, claude: &Path, proxy: &RefusingProxy) -> PathBuf {
     let mut script = String::from("#!/bin/sh\n");
     for (name, value) in proxy.environment() {
         script.push_str(&format!("export {name}='{value}'\n"));
