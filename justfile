@@ -28,6 +28,7 @@ demo *args:
 soak:
     cargo test -p turnpass-cli --test soak -- --ignored --nocapture
     cargo test -p turnpass-cli --test pool_real -- --ignored soak_
+    cargo test -p turnpass-cli --test replay_real -- --ignored soak_ --nocapture
 
 # Fuzzes one target for a minute (needs nightly and cargo-fuzz)
 fuzz target seconds="60":

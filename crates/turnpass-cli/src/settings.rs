@@ -1,9 +1,12 @@
 //! The settings: a flag, else an environment variable, else the file, else the default.
 
+mod environment;
+
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::Args;
 use serde::Deserialize;
@@ -11,7 +14,7 @@ use turnpass::limits::Policy;
 use turnpass::limits::budget::{Allowance, Budgets};
 use turnpass::relay::LoopbackUrl;
 use turnpass::replay::History;
-use turnpass::request::{Effort, TransportKind};
+use turnpass::request::{Effort, Limits, TransportKind};
 use turnpass_agent::Compaction;
 use turnpass_agent::agent::DEFAULT_ROUNDS;
 use turnpass_agent::compaction::{COMPACTIONS, KEEP_TOKENS};
@@ -21,11 +24,16 @@ use crate::exit::Fault;
 use crate::prices::Prices;
 pub(crate) use crate::words::{CarrierWord, Process, ReseedWord, ThresholdWord, ToolWord};
 
+use environment::from_environment;
+
 /// The model, unless a setting says otherwise: the alias of the service's everyday model.
 const DEFAULT_MODEL: &str = "sonnet";
 
+/// Longest deadline of a generation that can be set, in seconds: a day. A larger number is a slip, such as milliseconds.
+const LONGEST_TIMEOUT_S: u32 = 24 * 60 * 60;
+
 /// Each key with its environment variable, in the order in which they are shown.
-pub(crate) const KEYS: [(&str, &str); 26] = [
+pub(crate) const KEYS: [(&str, &str); 29] = [
     ("transport", "TURNPASS_TRANSPORT"),
     ("process", "TURNPASS_PROCESS"),
     ("reseed", "TURNPASS_RESEED"),
@@ -51,6 +59,9 @@ pub(crate) const KEYS: [(&str, &str); 26] = [
     ("record", "TURNPASS_RECORD"),
     ("keep_records", "TURNPASS_KEEP_RECORDS"),
     ("history", "TURNPASS_HISTORY"),
+    ("start_timeout_s", "TURNPASS_START_TIMEOUT_S"),
+    ("idle_timeout_s", "TURNPASS_IDLE_TIMEOUT_S"),
+    ("total_timeout_s", "TURNPASS_TOTAL_TIMEOUT_S"),
     ("compaction", "TURNPASS_COMPACTION"),
     ("compaction_threshold", "TURNPASS_COMPACTION_THRESHOLD"),
     ("compaction_keep_tokens", "TURNPASS_COMPACTION_KEEP_TOKENS"),
@@ -127,6 +138,15 @@ pub(crate) struct Values {
     /// How replay gives the conversation to its process: native or transcript; unset, as certified [env: TURNPASS_HISTORY]
     #[arg(long, value_name = "HISTORY")]
     pub(crate) history: Option<History>,
+    /// From a request to the first sign of its answer, in seconds [env: TURNPASS_START_TIMEOUT_S]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) start_timeout_s: Option<u32>,
+    /// Longest silence within an answer, in seconds [env: TURNPASS_IDLE_TIMEOUT_S]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) idle_timeout_s: Option<u32>,
+    /// The whole of one generation, in seconds [env: TURNPASS_TOTAL_TIMEOUT_S]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) total_timeout_s: Option<u32>,
     /// Whether a conversation that grows too large is summed up: true or false [env: TURNPASS_COMPACTION]
     #[arg(long, value_name = "BOOL")]
     pub(crate) compaction: Option<bool>,
@@ -189,6 +209,8 @@ pub(crate) struct Settings {
     pub(crate) keep_records: bool,
     /// Of replay alone; `None` leaves it to what the CLI was certified to do.
     pub(crate) history: Option<History>,
+    /// Deadlines of each generation, whatever the transport.
+    pub(crate) limits: Limits,
     pub(crate) compaction: Compaction,
     /// The person's prices for the estimate of `usage`.
     pub(crate) prices: Prices,
@@ -226,6 +248,7 @@ impl Settings {
                 found.map(|found| found.1)
             }};
         }
+        let default = Limits::default();
         let settings = Self {
             transport: first!(transport).unwrap_or(TransportKind::Pool),
             process: first!(process),
@@ -257,6 +280,11 @@ impl Settings {
             record: first!(record),
             keep_records: first!(keep_records).unwrap_or(true),
             history: first!(history),
+            limits: Limits {
+                start: deadline(first!(start_timeout_s), "start_timeout_s", default.start)?,
+                idle: deadline(first!(idle_timeout_s), "idle_timeout_s", default.idle)?,
+                total: deadline(first!(total_timeout_s), "total_timeout_s", default.total)?,
+            },
             compaction: Compaction {
                 enabled: first!(compaction).unwrap_or(true),
                 threshold: first!(compaction_threshold).map(|word| word.0),
@@ -396,6 +424,9 @@ impl Settings {
             path(&self.record),
             Some(self.keep_records.to_string()),
             self.history.map(|word| quoted(word.as_str())),
+            Some(self.limits.start.as_secs().to_string()),
+            Some(self.limits.idle.as_secs().to_string()),
+            Some(self.limits.total.as_secs().to_string()),
             Some(self.compaction.enabled.to_string()),
             self.compaction.threshold.map(|t| ThresholdWord(t).shown()),
             Some(self.compaction.keep_tokens.to_string()),
@@ -409,72 +440,16 @@ impl Settings {
     }
 }
 
-/// What the environment says. A variable that is set but empty counts as not set.
-fn from_environment(environment: Environment<'_>) -> Result<Values, Fault> {
-    let text = |key: usize| -> Result<Option<String>, Fault> {
-        let name = KEYS[key].1;
-        match environment(name) {
-            None => Ok(None),
-            Some(value) if value.is_empty() => Ok(None),
-            Some(value) => value.into_string().map(Some).map_err(|_| {
-                Fault::usage(format!("{name} is not UTF-8"), "Set it again, or unset it.")
-            }),
-        }
-    };
-    fn read<T: FromStr<Err: fmt::Display>>(
-        key: usize,
-        text: Option<String>,
-    ) -> Result<Option<T>, Fault> {
-        let parsed = text.map(|text| text.parse::<T>()).transpose();
-        parsed.map_err(|error| {
-            Fault::usage(
-                format!("{}: {error}", KEYS[key].1),
-                "Set it again, or unset it.",
-            )
-        })
+/// A deadline of a generation: the seconds that were set, else the default.
+fn deadline(seconds: Option<u32>, key: &str, default: Duration) -> Result<Duration, Fault> {
+    match seconds {
+        None => Ok(default),
+        Some(seconds @ 1..=LONGEST_TIMEOUT_S) => Ok(Duration::from_secs(seconds.into())),
+        Some(seconds) => Err(Fault::usage(
+            format!("{key} is {seconds}, and has to be 1 to {LONGEST_TIMEOUT_S} seconds"),
+            format!("Leave it out for the default of {}.", default.as_secs()),
+        )),
     }
-    let words = |key: usize| -> Result<Option<Vec<ToolWord>>, Fault> {
-        let Some(list) = text(key)? else {
-            return Ok(None);
-        };
-        let words = list.split(',').map(|word| read(key, Some(word.to_owned())));
-        Ok(Some(
-            words
-                .collect::<Result<Vec<_>, _>>()?
-                .into_iter()
-                .flatten()
-                .collect(),
-        ))
-    };
-    Ok(Values {
-        transport: read(0, text(0)?)?,
-        process: read(1, text(1)?)?,
-        reseed: read(2, text(2)?)?,
-        tool_carrier: read(3, text(3)?)?,
-        memory_mb: read(4, text(4)?)?,
-        model: text(5)?,
-        effort: read(6, text(6)?)?,
-        allow: words(7)?,
-        deny: words(8)?,
-        max_rounds: read(9, text(9)?)?,
-        claude_path: text(10)?.map(PathBuf::from),
-        lab_upstream: text(11)?,
-        lab_home: text(12)?.map(PathBuf::from),
-        usage_gate: read(13, text(13)?)?,
-        max_window_percent: read(14, text(14)?)?,
-        max_requests_per_session: read(15, text(15)?)?,
-        max_tokens_per_session: read(16, text(16)?)?,
-        max_requests_per_day: read(17, text(17)?)?,
-        max_tokens_per_day: read(18, text(18)?)?,
-        record: text(19)?.map(PathBuf::from),
-        keep_records: read(20, text(20)?)?,
-        history: read(21, text(21)?)?,
-        compaction: read(22, text(22)?)?,
-        compaction_threshold: read(23, text(23)?)?,
-        compaction_keep_tokens: read(24, text(24)?)?,
-        max_compactions: read(25, text(25)?)?,
-        prices: None,
-    })
 }
 
 #[cfg(test)]
@@ -542,6 +517,9 @@ mod tests {
                 "TURNPASS_RECORD" => "/tmp/recordings",
                 "TURNPASS_KEEP_RECORDS" => "false",
                 "TURNPASS_HISTORY" => "transcript",
+                "TURNPASS_START_TIMEOUT_S" => "30",
+                "TURNPASS_IDLE_TIMEOUT_S" => "60",
+                "TURNPASS_TOTAL_TIMEOUT_S" => "600",
                 "TURNPASS_COMPACTION" => "false",
                 "TURNPASS_COMPACTION_THRESHOLD" => "60%",
                 "TURNPASS_COMPACTION_KEEP_TOKENS" => "5",
@@ -577,6 +555,9 @@ mod tests {
             "\"/tmp/recordings\"",
             "false",
             "\"transcript\"",
+            "30",
+            "60",
+            "600",
             "false",
             "\"60%\"",
             "5",
@@ -599,6 +580,7 @@ mod tests {
             ("TURNPASS_USAGE_GATE", "on", "use require_off, warn, off"),
             ("TURNPASS_KEEP_RECORDS", "no", "`true` or `false`"),
             ("TURNPASS_HISTORY", "long", "use native, transcript"),
+            ("TURNPASS_IDLE_TIMEOUT_S", "5m", "invalid digit"),
             ("TURNPASS_COMPACTION_THRESHOLD", "0", "use tokens"),
             ("TURNPASS_MAX_COMPACTIONS", "none", "invalid digit"),
         ] {
@@ -609,6 +591,43 @@ mod tests {
         }
         let empty = |_: &str| Some(OsString::new());
         assert!(from_environment(&empty).unwrap().model.is_none());
+    }
+
+    #[test]
+    fn a_deadline_of_nothing_or_of_more_than_a_day_is_refused() {
+        let all = |seconds| Values {
+            start_timeout_s: Some(seconds),
+            idle_timeout_s: Some(seconds),
+            total_timeout_s: Some(seconds),
+            ..Values::default()
+        };
+        let none = Values::default;
+        for seconds in [0, LONGEST_TIMEOUT_S + 1, 300_000, u32::MAX] {
+            let fault = layered(all(seconds), none(), none()).unwrap_err();
+            let text = fault.to_string();
+            assert!(text.contains("start_timeout_s is"), "{text}");
+            for key in ["start", "idle", "total"] {
+                let one = Values {
+                    start_timeout_s: (key == "start").then_some(seconds),
+                    idle_timeout_s: (key == "idle").then_some(seconds),
+                    total_timeout_s: (key == "total").then_some(seconds),
+                    ..Values::default()
+                };
+                let text = layered(none(), none(), one).unwrap_err().to_string();
+                let wanted = format!("{key}_timeout_s is {seconds}, and has to be 1 to 86400");
+                assert!(text.contains(&wanted), "{text}");
+            }
+        }
+        for seconds in [1, LONGEST_TIMEOUT_S] {
+            let limits = layered(all(seconds), none(), none()).unwrap().limits;
+            let wanted = Duration::from_secs(seconds.into());
+            assert_eq!([limits.start, limits.idle, limits.total], [wanted; 3]);
+        }
+        // The documents' own.
+        let limits = layered(none(), none(), none()).unwrap().limits;
+        assert_eq!(limits, Limits::default());
+        assert_eq!(limits.idle, Duration::from_secs(5 * 60));
+        assert_eq!(limits.total, Duration::from_secs(30 * 60));
     }
 
     #[test]

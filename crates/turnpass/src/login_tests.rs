@@ -17,9 +17,14 @@ case "$*" in
     if [ -e "$here/in" ]; then echo '{"loggedIn":true,"authMethod":"claude.ai","apiProvider":"firstParty"}'
     else echo '{"loggedIn":false,"authMethod":"none","apiProvider":"firstParty"}'; exit 1; fi ;;
   "auth login --claudeai")
+    sleep 1000 &
+    echo "$$ $!" >> "$here/pids"
+    echo "$TMPDIR" >> "$here/dirs"
     echo run >> "$here/runs"
     n=$(wc -l < "$here/runs" | tr -d ' ')
     printf 'Opening browser to sign in\nvisit:\nhttps://claude.ai/oauth/authorize?z-%s\nPaste code here if prompted > ' "$n"
+    if [ -e "$here/browser" ]; then touch "$here/in"; exit 0; fi
+    if [ -e "$here/dies" ]; then exit 3; fi
     read -r code || exit 1
     echo "$code" >> "$here/codes"
     if [ "$code" = "good#code" ]; then touch "$here/in"; echo "Login successful."; exit 0; fi
@@ -71,7 +76,34 @@ impl Bed {
     fn path(&self, name: &str) -> std::path::PathBuf {
         Path::join(self.dir.path(), name)
     }
+
+    /// At this moment: no process of any login is there, whatever it started, and no file of it.
+    #[track_caller]
+    fn nothing_left(&self) {
+        let lines = self.lines("pids");
+        assert!(!lines.is_empty(), "no login was started");
+        // A child of a child is killed with its group, and nobody can wait for the moment that its end takes.
+        let end = std::time::Instant::now() + KILLED_LIMIT;
+        for pid in lines.iter().flat_map(|line| line.split(' ')) {
+            let state = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            // One whose parent was killed is a zombie until the system's first process has reaped it.
+            let is_dead =
+                |state: &str| state.is_empty() || state.contains(") Z ") || state.contains(") X ");
+            while !is_dead(&state()) {
+                let now = std::time::Instant::now();
+                assert!(now < end, "{pid} is left: {}", state());
+                std::thread::yield_now();
+            }
+        }
+        for dir in self.lines("dirs") {
+            let private = Path::new(&dir).parent().unwrap();
+            assert!(!private.exists(), "{dir} is left");
+        }
+    }
 }
+
+/// From a kill to the end of what was killed, on a busy machine.
+const KILLED_LIMIT: Duration = Duration::from_secs(5);
 
 /// Pastes what it was given, in order, and keeps the prompts.
 #[derive(Default)]
@@ -121,6 +153,7 @@ async fn link_steps_and_question_are_one_prompt_and_the_code_reaches_the_cli() {
     assert!(prompt.steps.contains(&prompt.link) && prompt.question == QUESTION);
     assert_eq!((prompt.attempt, prompt.attempts), (1, 3));
     assert_eq!(bed.lines("codes"), ["good#code"]);
+    bed.nothing_left();
 }
 
 #[tokio::test]
@@ -149,6 +182,7 @@ async fn a_wrong_code_gets_a_fresh_link_up_to_three_attempts() {
     assert!(error.detail().contains("none of 3"), "{error}");
     assert!(!error.to_string().contains("a#1"), "{error}");
     assert_eq!(bed.lines("codes").len(), 3);
+    bed.nothing_left();
 }
 
 #[tokio::test]
@@ -203,6 +237,9 @@ async fn an_owner_who_cannot_be_reached_or_does_not_answer_is_waited_for_within_
         let error = bounded(login.sign_in()).await.unwrap_err();
         assert!(error.detail().contains(why), "{error}");
         assert_eq!(login.generation(), 0);
+        if reachable {
+            bed.nothing_left();
+        }
     }
     let options = LoginOptions::default();
     assert_eq!(options.attempts, 3);
@@ -234,6 +271,153 @@ async fn a_flow_that_everybody_left_ends_with_its_process() {
     };
     bounded(again.sign_in()).await.unwrap();
     assert_eq!(bed.lines("runs").len(), 2);
+}
+
+/// Waits for the first login of a bed.
+async fn first_run(bed: &Bed) {
+    bounded(async {
+        while bed.lines("runs").is_empty() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn who_looks_while_a_sign_in_succeeds_starts_no_second_one() {
+    for _ in 0..10 {
+        let bed = Bed::new();
+        let ui = Pastes::of(&["good#code"]);
+        let login = bed.login(ui.clone());
+        let all = (0..4).map(|_| {
+            let login = login.clone();
+            // Each looks over and over until it sees the success, as requests do whose expiry is reported late.
+            tokio::spawn(async move {
+                while login.generation() == 0 {
+                    login.recover(0).await.unwrap();
+                }
+                for _ in 0..100 {
+                    login.recover(0).await.unwrap();
+                }
+            })
+        });
+        for done in bounded(futures_util::future::join_all(all)).await {
+            done.unwrap();
+        }
+        assert_eq!((ui.prompts().len(), login.generation()), (1, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_sign_in_that_the_browser_completes_needs_no_code() {
+    let bed = Bed::new();
+    std::fs::write(bed.path("browser"), "").unwrap();
+    let login = bed.login(Arc::new(Silent { reachable: true }));
+    bounded(login.sign_in()).await.unwrap();
+    assert_eq!(login.generation(), 1);
+    assert!(bed.lines("codes").is_empty());
+    bed.nothing_left();
+}
+
+#[tokio::test]
+async fn a_login_that_ends_while_the_owner_thinks_is_told_at_once() {
+    let bed = Bed::new();
+    std::fs::write(bed.path("dies"), "").unwrap();
+    let login = bed.login(Arc::new(Silent { reachable: true }));
+    let error = bounded(login.sign_in()).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Auth);
+    assert!(error.detail().contains("before a code came"), "{error}");
+    assert_eq!((bed.lines("runs").len(), login.generation()), (1, 0));
+    bed.nothing_left();
+}
+
+/// Panics in the host's own code.
+struct Panics;
+
+impl LoginUi for Panics {
+    fn ask<'a>(&'a self, _: &'a LoginPrompt) -> BoxFuture<'a, Option<Secret>> {
+        Box::pin(async { panic!("a defect of the host") })
+    }
+}
+
+#[tokio::test]
+async fn a_place_to_ask_that_panics_fails_the_flow_and_the_next_one_works() {
+    let bed = Bed::new();
+    let login = bed.login(Arc::new(Panics));
+    let error = bounded(login.sign_in()).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Auth);
+    let again = Login {
+        ui: Pastes::of(&["good#code"]),
+        ..login.clone()
+    };
+    bounded(again.sign_in()).await.unwrap();
+    assert_eq!(again.generation(), 1);
+}
+
+#[tokio::test]
+async fn a_shutdown_ends_a_login_that_is_waited_for() {
+    let bed = Bed::new();
+    let transport = Failing::with(&[(ErrorCode::Auth, false)]);
+    let provider = crate::Provider::new(Shared(Arc::clone(&transport)))
+        .with_login(bed.login(Arc::new(Silent { reachable: true })));
+    let messages = vec![crate::conversation::Message::user("x")];
+    let mut generation = provider.generate(crate::Request::new("sonnet", messages));
+    first_run(&bed).await;
+    bounded(provider.shutdown()).await.unwrap();
+    bed.nothing_left();
+    let error = bounded(generation.next()).await.unwrap().unwrap_err();
+    assert_eq!((error.code(), transport.asked()), (ErrorCode::Closed, 1));
+}
+
+#[tokio::test]
+async fn a_provider_that_is_dropped_ends_a_login_that_is_waited_for() {
+    let bed = Bed::new();
+    let transport = Failing::with(&[(ErrorCode::Auth, false)]);
+    let login = bed.login(Arc::new(Silent { reachable: true }));
+    let provider = crate::Provider::new(Shared(transport)).with_login(login.clone());
+    let messages = vec![crate::conversation::Message::user("x")];
+    let mut generation = provider.generate(crate::Request::new("sonnet", messages));
+    first_run(&bed).await;
+    drop(provider);
+    let error = bounded(generation.next()).await.unwrap().unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Closed);
+    bounded(login.settled()).await;
+    bed.nothing_left();
+}
+
+#[tokio::test]
+async fn a_host_that_leaves_takes_the_login_with_it_unless_another_waits() {
+    let bed = Bed::new();
+    let transport = Failing::with(&[(ErrorCode::Auth, false), (ErrorCode::Auth, false)]);
+    let login = bed.login(Arc::new(Silent { reachable: true }));
+    let provider = crate::Provider::new(Shared(transport)).with_login(login.clone());
+    let ask = || {
+        let messages = vec![crate::conversation::Message::user("x")];
+        provider.generate(crate::Request::new("sonnet", messages))
+    };
+    let (first, second) = (ask(), ask());
+    first_run(&bed).await;
+    drop(first);
+    // Somebody still waits: the flow goes on, and this returns at once.
+    bounded(login.settled()).await;
+    assert_eq!(bed.lines("runs").len(), 1);
+    drop(second);
+    bounded(async {
+        while login
+            .coordinator
+            .flight()
+            .as_ref()
+            .unwrap()
+            .held
+            .strong_count()
+            > 0
+        {
+            tokio::task::yield_now().await;
+        }
+        login.settled().await;
+    })
+    .await;
+    bed.nothing_left();
 }
 
 #[test]

@@ -10,10 +10,12 @@ use std::task::{Context, Poll};
 use futures_core::Stream;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
 
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::{Event, Notice};
 use crate::login::Login;
+use crate::process::SHUTDOWN_LIMIT;
 use crate::record::{Facts, RecordSink, Watch};
 use crate::request::{Request, TransportKind};
 
@@ -47,6 +49,21 @@ pub struct Provider {
     default: TransportKind,
     records: Option<RecordSink>,
     login: Option<Login>,
+    closing: Arc<Closing>,
+}
+
+/// Ends what waits for a sign-in, at a shutdown and with the last clone of the provider.
+#[derive(Default)]
+struct Closing {
+    token: CancellationToken,
+    /// Requests that wait for a sign-in.
+    paused: TaskTracker,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.token.cancel();
+    }
 }
 
 impl Provider {
@@ -59,6 +76,7 @@ impl Provider {
             default,
             records: None,
             login: None,
+            closing: Arc::default(),
         }
     }
 
@@ -77,6 +95,7 @@ impl Provider {
             default,
             records: None,
             login: None,
+            closing: Arc::default(),
         };
         provider.transport(default)?;
         Ok(provider)
@@ -129,7 +148,9 @@ impl Provider {
         });
         let mut generation = match (transport, &self.login) {
             (Ok(transport), None) => transport.generate(request),
-            (Ok(_), Some(login)) => self.with_second_try(login.clone(), kind, request),
+            (Ok(transport), Some(login)) => {
+                self.with_second_try(login.clone(), (kind, transport), request)
+            }
             (Err(error), _) => Generation::failed(error),
         };
         generation.watch = watch;
@@ -137,24 +158,38 @@ impl Provider {
     }
 
     /// A generation that is started once more after a sign-in, if it fails for want of one.
-    fn with_second_try(&self, login: Login, kind: TransportKind, request: Request) -> Generation {
+    fn with_second_try(
+        &self,
+        login: Login,
+        (kind, transport): (TransportKind, &dyn Transport),
+        request: Request,
+    ) -> Generation {
         let (mut events, generation) = Generation::channel();
-        let transports = Arc::clone(&self.transports);
+        let seen = login.generation();
+        let first = transport.generate(request.clone());
+        // A request that waits keeps no provider alive.
+        let transports = Arc::downgrade(&self.transports);
+        let (token, paused) = (self.closing.token.clone(), self.closing.paused.clone());
         tokio::spawn(async move {
             let cancelled = events.cancelled().clone();
             let tried = async {
-                let Some(transport) = transports.get(&kind) else {
-                    return;
-                };
-                let seen = login.generation();
-                let first = transport.generate(request.clone());
                 let Some(error) = pass_on(first, &mut events, true).await else {
                     return;
                 };
-                match login.recover(seen).await {
+                let waiting = paused.track_future(login.recover(seen));
+                let signed_in = tokio::select! {
+                    signed_in = waiting => signed_in,
+                    () = token.cancelled() => return events.fail(closed()).await,
+                };
+                match signed_in {
                     // Whatever comes of it is told as it is.
                     Ok(()) => {
-                        pass_on(transport.generate(request), &mut events, false).await;
+                        let again = transports.upgrade().and_then(|transports| {
+                            let transport = transports.get(&kind)?;
+                            Some(transport.generate(request))
+                        });
+                        let again = again.unwrap_or_else(|| Generation::failed(closed()));
+                        pass_on(again, &mut events, false).await;
                     }
                     Err(why) => {
                         let what = format!("{}; {}", error.detail(), why.detail());
@@ -176,16 +211,36 @@ impl Provider {
     ///
     /// `process_cleanup` when something could not be ended in time; the rest is ended all the same.
     pub async fn shutdown(&self) -> Result<()> {
+        self.closing.token.cancel();
+        let signing_in = self.no_sign_in();
         let all = self
             .transports
             .values()
             .map(|transport| transport.shutdown());
-        let ended = futures_util::future::join_all(all).await;
+        let (ended, signing_in) = tokio::join!(futures_util::future::join_all(all), signing_in);
         if let Some(records) = &self.records {
             // A record that the disk does not take is counted; it fails nothing.
             let _ = records.flush().await;
         }
-        ended.into_iter().collect()
+        ended.into_iter().chain([signing_in]).collect()
+    }
+
+    /// Waits until no request of this provider waits for a sign-in, and a login that nobody else waits for is gone.
+    async fn no_sign_in(&self) -> Result<()> {
+        let Some(login) = &self.login else {
+            return Ok(());
+        };
+        self.closing.paused.close();
+        let ended = async {
+            self.closing.paused.wait().await;
+            login.settled().await;
+        };
+        let ended = tokio::time::timeout(SHUTDOWN_LIMIT, ended).await;
+        ended.map_err(|_| {
+            let seconds = SHUTDOWN_LIMIT.as_secs();
+            let what = format!("the CLI's login did not end within {seconds} s");
+            Error::new(ErrorCode::ProcessCleanup, what)
+        })
     }
 
     fn transport(&self, kind: TransportKind) -> Result<&dyn Transport> {
@@ -200,6 +255,10 @@ impl Provider {
                 )
             })
     }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorCode::Closed, "the provider was shut down")
 }
 
 /// Gives the events of one generation on to another. When `pauses`, an `auth` error before anything of the answer is not

@@ -133,6 +133,7 @@ fn agent(
         .approvals(approvals(settings, context))
         .directory(directory)
         .rounds(settings.max_rounds)
+        .limits(settings.limits)
         .compaction(settings.compaction)
         .effort(settings.effort);
     let agent = match kept {

@@ -302,7 +302,9 @@ pub(crate) async fn replay_expired_sign_in(setup: Setup) {
     let error = answer.error();
     assert_eq!(error.code(), ErrorCode::Auth, "{error}");
     assert!(error.remedy().contains("claude auth login"), "{error}");
-    assert!(seen.len() <= 2, "{}", seen.len());
+    // A renewal that succeeds is tried out, and once more when the service refuses that too.
+    let most = if setup.is_production() { 3 } else { 2 };
+    assert!(seen.len() <= most, "{}", seen.len());
     ground.finish().await;
 
     let ground = Ground::with(&setup, |_, dir| {

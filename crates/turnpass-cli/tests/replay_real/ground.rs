@@ -11,19 +11,38 @@ use turnpass::{Generation, Transport};
 use turnpass_lab::rig::{self, MadeUpHome, RealCli};
 use turnpass_lab::upstream::{Options, Recorded, Upstream};
 
-use crate::bench::{Answer, Spawned, drain, spawned, until, within};
+use crate::bench::{Answer, Spawned, drain, until, within};
+use crate::production;
+
+/// Where the CLI believes that its service is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// At a loopback address that its environment names.
+    BaseUrl,
+    /// At its own hosts, without any word of ours; they are on loopback ([`production`]).
+    Production,
+}
 
 /// What a trial runs on.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) cli: RealCli,
     pub(crate) history: History,
+    pub(crate) shape: Shape,
 }
 
 impl Setup {
     /// The beginning of its trials' names.
     pub(crate) fn name(&self) -> String {
-        format!("{}::{}", self.cli.version, self.history)
+        let shape = match self.shape {
+            Shape::BaseUrl => "",
+            Shape::Production => "::production",
+        };
+        format!("{}::{}{shape}", self.cli.version, self.history)
+    }
+
+    pub(crate) fn is_production(&self) -> bool {
+        self.shape == Shape::Production
     }
 
     pub(crate) fn is_native(&self) -> bool {
@@ -36,7 +55,24 @@ pub(crate) struct Ground {
     pub(crate) replay: ReplayTransport,
     pub(crate) up: Upstream,
     pub(crate) home: MadeUpHome,
-    dir: tempfile::TempDir,
+    pub(crate) options: ReplayOptions,
+    dir: Place,
+}
+
+/// A directory of a trial's own.
+enum Place {
+    Temporary(tempfile::TempDir),
+    /// In production shape the environment of the whole process names it, and its parent removes it.
+    Given(PathBuf),
+}
+
+impl Place {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Temporary(dir) => dir.path(),
+            Self::Given(path) => path,
+        }
+    }
 }
 
 impl Ground {
@@ -46,17 +82,29 @@ impl Ground {
 
     /// A replay as the options want it; the change also gets the trial's own directory.
     pub(crate) fn with(setup: &Setup, change: impl FnOnce(&mut ReplayOptions, &Path)) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let (dir, upstream) = match setup.shape {
+            Shape::BaseUrl => (
+                Place::Temporary(tempfile::tempdir().unwrap()),
+                Options::default(),
+            ),
+            Shape::Production => (Place::Given(production::place()), production::upstream()),
+        };
         let home = MadeUpHome::new(&dir.path().join("home")).unwrap();
-        let up = Upstream::start(Options::default()).unwrap();
+        let up = Upstream::start(upstream).unwrap();
         let mut options = options(setup, dir.path(), &up.url());
         change(&mut options, dir.path());
         Self {
-            replay: ReplayTransport::new(options).unwrap(),
+            replay: ReplayTransport::new(options.clone()).unwrap(),
             up,
             home,
+            options,
             dir,
         }
+    }
+
+    /// Another transport on the same ground.
+    pub(crate) fn another(&self) -> ReplayTransport {
+        ReplayTransport::new(self.options.clone()).unwrap()
     }
 
     /// A directory of the trial's own.
@@ -88,7 +136,32 @@ impl Ground {
 
     /// The processes that were started for generations so far.
     pub(crate) fn spawned(&self) -> Vec<Spawned> {
-        spawned(self.dir.path())
+        self.started(" --max-turns ")
+    }
+
+    /// The processes that were started to be asked for use, and say nothing to the service.
+    pub(crate) fn probes(&self) -> Vec<Spawned> {
+        let generations = self.spawned();
+        let mut all = self.started(" -p ");
+        all.retain(|one| !generations.contains(one));
+        all
+    }
+
+    /// Starts whose command line holds a word.
+    fn started(&self, word: &str) -> Vec<Spawned> {
+        let noted = std::fs::read_to_string(self.dir().join("spawns")).unwrap_or_default();
+        let lines = noted.lines().filter(|line| line.contains(word));
+        let of = |line: &str| {
+            let mut words = line.split(' ');
+            let pid = words.next().unwrap().parse().unwrap();
+            let mut files = words.skip_while(|word| *word != "--settings");
+            let dir = Path::new(files.nth(1).unwrap())
+                .parent()
+                .unwrap()
+                .to_owned();
+            Spawned { pid, dir }
+        };
+        lines.map(of).collect()
     }
 
     /// Waits until every process that was started so far is gone with its whole group, and its files with it.
@@ -104,17 +177,29 @@ impl Ground {
     /// Now, without waiting.
     #[track_caller]
     pub(crate) fn nothing_left(&self) {
-        for one in self.spawned() {
+        self.gone(&self.spawned());
+    }
+
+    #[track_caller]
+    fn gone(&self, all: &[Spawned]) {
+        for one in all {
             let left = rig::alive_in_group(one.pid);
             assert_eq!(left, Vec::<i32>::new(), "of the group of {}", one.pid);
             assert!(!one.dir.exists(), "{} is left", one.dir.display());
         }
     }
 
-    /// Shuts the transport down: afterwards no process and no private directory of it is left.
+    /// Shuts the transport down: afterwards no process and no private directory of a generation is left.
     pub(crate) async fn finish(self) {
         within("shutdown", self.replay.shutdown()).await.unwrap();
-        self.nothing_left();
+        self.gone(&self.spawned());
+        // A process that was asked for use has been killed by then, and is not waited for.
+        until("every process is gone", || {
+            let all = self.started(" -p ");
+            all.iter()
+                .all(|one| rig::alive_in_group(one.pid).is_empty() && !one.dir.exists())
+        })
+        .await;
     }
 }
 
@@ -126,15 +211,18 @@ fn options(setup: &Setup, dir: &Path, upstream: &str) -> ReplayOptions {
         dir.join("spawns").display(),
         std::fs::canonicalize(&setup.cli.path).unwrap().display(),
     );
-    ReplayOptions {
+    let mut options = ReplayOptions {
         history: Some(setup.history),
         claude_path: Some(script(dir, "claude", &text)),
         tool_server: Some(env!("CARGO_BIN_EXE_turnpass").into()),
         inherited_credentials: InheritedCredentials::Strip,
-        lab_upstream: Some(LoopbackUrl::parse(upstream).unwrap()),
-        lab_home: Some(dir.join("home")),
         ..ReplayOptions::default()
+    };
+    if setup.shape == Shape::BaseUrl {
+        options.lab_upstream = Some(LoopbackUrl::parse(upstream).unwrap());
+        options.lab_home = Some(dir.join("home"));
     }
+    options
 }
 
 /// A shell script that can be run.

@@ -1,7 +1,8 @@
 //! The tool server, the person's configuration, and what is left behind.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::Value;
 use turnpass::ErrorCode;
@@ -9,7 +10,7 @@ use turnpass::conversation::Message;
 use turnpass::event::Event;
 use turnpass::replay::Carrier;
 
-use crate::bench::{body, drain, read_until, request, say, tool};
+use crate::bench::{Random, body, drain, request, say, tool};
 use crate::ground::{Ground, Setup, script};
 
 /// Hooks, instructions, servers, plugins, variables and memory have no effect.
@@ -123,58 +124,135 @@ pub(crate) async fn bug_027_nothing_long_on_the_command_line(setup: Setup) {
     ground.finish().await;
 }
 
-/// Calls in this number, one in four killed: no process, no private file, and nothing in the CLI's own folder grows.
-const CALLS: usize = 200;
-
+/// Some calls, one in four killed: no process, no private file, and nothing in the CLI's own folder grows.
 pub(crate) async fn bug_021_many_calls_leave_nothing(setup: Setup) {
+    many(setup, 24).await;
+}
+
+/// The whole of it.
+pub(crate) async fn soak_200_calls_of_which_50_are_killed_leave_nothing(setup: Setup) {
+    many(setup, 200).await;
+}
+
+/// What the CLI's own folder may gain: it keeps some files of its own, whose number does not depend on that of the calls.
+const NEW_FILES: usize = 8;
+const NEW_BYTES: u64 = 64 * 1024;
+
+/// Calls in this number, one in four killed at a random point of its life.
+async fn many(setup: Setup, calls: usize) {
     let ground = Ground::new(&setup);
     let (answer, _) = ground.ask(say("[[say first]]")).await;
     answer.done();
     let before = files(ground.home.path());
-    // Older versions take as long and show the same; the newest is the one that changes.
-    let calls = if setup.cli.version.as_str() > "2.1.310" {
-        CALLS
-    } else {
-        CALLS / 5
-    };
+    let mut random = Random::new(41);
+    let mut when = [0; 3];
     let mut at = 0;
     while at < calls {
-        let four = (at..at + 4).map(|at| one(&ground, at));
-        futures_util::future::join_all(four).await;
+        let kind = random.below(when.len());
+        let point = Point::random(&mut random, kind);
+        let (a, b, c, ()) = tokio::join!(
+            whole(&ground, at),
+            whole(&ground, at + 1),
+            whole(&ground, at + 2),
+            killed(&ground, point)
+        );
+        assert_eq!([a, b, c], [at, at + 1, at + 2]);
+        when[kind] += 1;
         at += 4;
     }
     ground.all_gone().await;
     let after = files(ground.home.path());
-    let new: Vec<_> = after.difference(&before).collect();
+    let new: Vec<_> = after
+        .keys()
+        .filter(|file| !before.contains_key(*file))
+        .collect();
+    let bytes = |files: &BTreeMap<String, u64>| files.values().sum::<u64>();
+    let grown = bytes(&after).saturating_sub(bytes(&before));
     eprintln!(
-        "MEASURED {}: new files after {calls} calls: {new:?}",
+        "MEASURED {}: {calls} calls, killed after a time, at the beginning, within the text: {when:?}; new files {new:?}, {grown} bytes",
         setup.name()
     );
-    assert!(new.len() <= 8, "{new:?}");
+    assert!(
+        new.len() <= NEW_FILES && grown <= NEW_BYTES,
+        "{new:?} {grown}"
+    );
     ground.finish().await;
 }
 
-async fn one(ground: &Ground, at: usize) {
-    if at % 4 == 3 {
-        let mut generation = ground.generate(say("[[say half]] [[stall closed]]"));
-        read_until(&mut generation, |event| matches!(event, Event::Text { .. })).await;
-        drop(generation);
-    } else {
-        let answer = drain(ground.generate(say(&format!("[[say answer {at}]]")))).await;
-        assert_eq!(answer.text(), format!("answer {at}"));
+async fn whole(ground: &Ground, at: usize) -> usize {
+    let answer = drain(ground.generate(say(&format!("[[say answer {at}]]")))).await;
+    assert_eq!(answer.text(), format!("answer {at}"));
+    assert_eq!(answer.done().upstream_requests, 1);
+    at
+}
+
+/// Where a generation is killed.
+#[derive(Clone, Copy)]
+enum Point {
+    /// After this time, which is mostly before the CLI has asked.
+    After(Duration),
+    /// When the answer has begun.
+    Begun,
+    /// After so many pieces of text.
+    Pieces(usize),
+}
+
+impl Point {
+    fn random(random: &mut Random, kind: usize) -> Self {
+        match kind {
+            0 => Self::After(Duration::from_millis(
+                u64::try_from(random.below(600)).unwrap(),
+            )),
+            1 => Self::Begun,
+            _ => Self::Pieces(1 + random.below(10)),
+        }
     }
 }
 
-/// Every file below a folder.
-fn files(dir: &Path) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
+/// Drops a generation at a point of its life.
+async fn killed(ground: &Ground, point: Point) {
+    let mut generation = ground.generate(say(
+        "[[say half of a long answer]] [[chunk 2 ms 60]] [[stall closed]]",
+    ));
+    let mut pieces = 0;
+    let heard = async {
+        loop {
+            match (generation.next().await, point) {
+                (Some(Ok(Event::Started { .. })), Point::Begun) => return,
+                (Some(Ok(Event::Text { .. })), Point::Pieces(wanted)) => {
+                    pieces += 1;
+                    if pieces == wanted {
+                        return;
+                    }
+                }
+                (Some(Ok(_)), _) => {}
+                (other, _) => panic!("{other:?}"),
+            }
+        }
+    };
+    let limit = match point {
+        Point::After(time) => time,
+        _ => crate::suite::BOUND,
+    };
+    let reached = tokio::time::timeout(limit, heard).await.is_ok();
+    assert!(
+        reached || matches!(point, Point::After(_)),
+        "the point was not reached"
+    );
+    drop(generation);
+}
+
+/// Every file below a folder, with its size.
+fn files(dir: &Path) -> BTreeMap<String, u64> {
+    let mut found = BTreeMap::new();
     let mut open = vec![dir.to_owned()];
     while let Some(dir) = open.pop() {
         for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() => open.push(entry.path()),
                 _ => {
-                    found.insert(entry.path().display().to_string());
+                    let bytes = entry.metadata().map_or(0, |file| file.len());
+                    found.insert(entry.path().display().to_string(), bytes);
                 }
             }
         }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::runtime::Runtime;
-use turnpass_lab::rig::{self, Isolation, REQUIRE_REAL_CLI, RealCli};
+use turnpass_lab::rig::{self, Isolation, ProductionShape, REQUIRE_REAL_CLI, RealCli};
 
 /// The longest wait for anything. Nothing is asserted of the time itself.
 pub(crate) const BOUND: Duration = Duration::from_secs(60);
@@ -65,12 +65,38 @@ impl<S: Send + 'static> Case<S> {
     /// A trial of it; one that is not `present` is told as left out.
     pub(crate) fn trial(&self, name: &str, setup: S, present: bool) -> Trial {
         let run = self.1;
-        let test = move || {
-            RUNTIME.block_on(run(setup));
-            Ok::<(), Failed>(())
-        };
-        Trial::test(format!("{name}::{}", self.0), test).with_ignored_flag(!present)
+        trial(format!("{name}::{}", self.0), present, move || run(setup))
     }
+}
+
+/// A trial of what runs; one that is not `present` is told as left out.
+pub(crate) fn trial(
+    name: String,
+    present: bool,
+    run: impl FnOnce() -> Running + Send + 'static,
+) -> Trial {
+    let test = move || {
+        RUNTIME.block_on(run());
+        Ok::<(), Failed>(())
+    };
+    Trial::test(name, test).with_ignored_flag(!present)
+}
+
+/// Runs a case in this program itself.
+pub(crate) fn play(running: Running) {
+    RUNTIME.block_on(running);
+}
+
+/// Whether a CLI is the newest that is pinned: what does not differ between versions is shown on it.
+pub(crate) fn is_newest(cli: &RealCli) -> bool {
+    let number = |version: &str| -> Vec<u32> {
+        let parts = version.split('.');
+        parts.map(|part| part.parse().unwrap()).collect()
+    };
+    let (found, missing) = versions();
+    let found = found.iter().map(|cli| &cli.version);
+    let mut all = found.chain(&missing);
+    all.all(|version| number(version) <= number(&cli.version))
 }
 
 /// The same case of all versions, then the next one.
@@ -94,28 +120,57 @@ impl Suite {
         trials: impl Fn(&RealCli, bool) -> Vec<Trial>,
         order: impl FnOnce(Vec<Vec<Trial>>) -> Vec<Trial>,
     ) -> ExitCode {
+        let enter = |_: &Path| (rig::isolate(), None);
+        self.run_where(enter, |cli, present, _| trials(cli, present), order)
+    }
+
+    /// As [`Suite::run`], with the hosts of the CLI in the namespace; the second flag says whether they are. Without them
+    /// the namespace alone may still do.
+    pub(crate) fn run_on_hosts(
+        &self,
+        trials: impl Fn(&RealCli, bool, bool) -> Vec<Trial>,
+        order: impl FnOnce(Vec<Vec<Trial>>) -> Vec<Trial>,
+    ) -> ExitCode {
+        let enter = |temporary: &Path| match ProductionShape::enter(temporary) {
+            Ok(_) => (Isolation::Namespace, None),
+            Err(reason) => (rig::isolate(), Some(reason.to_string())),
+        };
+        self.run_where(enter, trials, order)
+    }
+
+    /// Runs the trials where `enter` puts this program; it also says why the hosts of the CLI are not there.
+    fn run_where(
+        &self,
+        enter: impl FnOnce(&Path) -> (Isolation, Option<String>),
+        trials: impl Fn(&RealCli, bool, bool) -> Vec<Trial>,
+        order: impl FnOnce(Vec<Vec<Trial>>) -> Vec<Trial>,
+    ) -> ExitCode {
         // Ends this program on a wrong argument, before anything is made.
         let mut arguments = Arguments::from_args();
         let Some(temporary) = std::env::var_os(TEMPORARY).map(PathBuf::from) else {
             return self.start_inside();
         };
-        let isolation = rig::isolate();
+        let (isolation, no_hosts) = enter(&temporary);
         arguments.test_threads.get_or_insert(self.at_once);
         let (found, missing) = versions();
         let hermetic = isolation == Isolation::Namespace;
-        let mut all: Vec<_> = found.iter().map(|cli| trials(cli, hermetic)).collect();
+        let hosts = no_hosts.is_none();
+        let mut all: Vec<_> = found
+            .iter()
+            .map(|cli| trials(cli, hermetic, hosts))
+            .collect();
         all.extend(missing.iter().map(|version| {
             let cli = RealCli {
                 version: version.clone(),
                 path: PathBuf::new(),
             };
-            trials(&cli, false)
+            trials(&cli, false, false)
         }));
         let conclusion = libtest_mimic::run(&arguments, order(all));
         let mut good = !conclusion.has_failed();
         if !arguments.list {
             good &= nothing_left(&temporary);
-            good &= self.told(&isolation, &missing);
+            good &= self.told(&isolation, no_hosts, &missing);
         }
         // What is in it has been looked at; the directory was made by this program.
         let _ = std::fs::remove_dir_all(&temporary);
@@ -138,8 +193,9 @@ impl Suite {
     }
 
     /// Says what was not checked. False when that is a failure.
-    fn told(&self, isolation: &Isolation, missing: &[String]) -> bool {
+    fn told(&self, isolation: &Isolation, no_hosts: Option<String>, missing: &[String]) -> bool {
         let mut lines = Vec::new();
+        lines.extend(no_hosts.map(|reason| format!("the trials on the CLI's own hosts: {reason}")));
         if let Isolation::Proxy { reason } = isolation {
             let about = self.about;
             lines.push(format!(

@@ -16,6 +16,7 @@
 //! 6. Without a [`Login`] nothing of this happens: the request fails and names the command to run.
 
 mod dialogue;
+mod process;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,29 +24,18 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::io::AsyncReadExt;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::cli::installed::Installed;
 use crate::error::{Error, ErrorCode, Result};
-use crate::process::{ChildGroup, EndPolicy, Exit, Stdout};
 use crate::secret::Secret;
+
+pub use process::{LINK_LIMIT, VERDICT_LIMIT};
+use process::{Process, Verdict};
 
 /// The command that a person runs by hand.
 pub const LOGIN_COMMAND: &str = "claude auth login --claudeai";
-
-/// The arguments of it.
-const LOGIN_ARGUMENTS: &[&str] = &["auth", "login", "--claudeai"];
-
-/// From the start of the CLI's login to its link; 0.3 s were measured (2.1.332).
-pub const LINK_LIMIT: Duration = Duration::from_secs(30);
-
-/// From the code to the CLI's verdict: it asks the service.
-pub const VERDICT_LIMIT: Duration = Duration::from_secs(60);
-
-/// Longest wait for the last words of a login that has ended.
-const LAST_WORDS_LIMIT: Duration = Duration::from_millis(200);
 
 /// Budget and timeouts; the replay document's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,9 +120,12 @@ pub struct LoginCoordinator {
     flight: Mutex<Option<Flight>>,
 }
 
+/// What is heard of a flow: `None` until it is over.
+type Outcome = watch::Receiver<Option<Result<()>>>;
+
 /// A flow under way.
 struct Flight {
-    done: watch::Receiver<Option<Result<()>>>,
+    done: Outcome,
     /// Held by each who waits; when all have left, the flow is cancelled.
     held: std::sync::Weak<DropGuard>,
 }
@@ -170,15 +163,31 @@ impl LoginCoordinator {
     ///
     /// Whoever waits may leave; when nobody waits any more, the flow ends with its process.
     async fn recover(self: &Arc<Self>, seen: u64, login: &Login) -> Result<()> {
-        if self.generation() > seen {
-            return Ok(());
-        }
-        self.sign_in(login).await
+        self.outcome(login, Some(seen)).await
     }
 
     /// Signs in, or waits for the flow that is under way and reports its outcome.
     async fn sign_in(self: &Arc<Self>, login: &Login) -> Result<()> {
-        let (mut done, _held) = self.join(login);
+        self.outcome(login, None).await
+    }
+
+    /// Waits until a flow that everybody has left is over, its process included. Returns at once while somebody waits for
+    /// the flow, or when there is none.
+    async fn settled(&self) {
+        let left = self.flight().as_ref().and_then(|flight| {
+            let is_wanted = flight.held.strong_count() > 0;
+            (!is_wanted).then(|| flight.done.clone())
+        });
+        if let Some(mut done) = left {
+            // An error means that its task is gone with the runtime; the process was killed then.
+            let _ = done.wait_for(Option::is_some).await;
+        }
+    }
+
+    async fn outcome(self: &Arc<Self>, login: &Login, seen: Option<u64>) -> Result<()> {
+        let Some((mut done, _held)) = self.join(login, seen) else {
+            return Ok(());
+        };
         let ended = done.wait_for(Option::is_some).await;
         match ended {
             Ok(result) => result.clone().unwrap_or_else(|| Err(gone())),
@@ -186,11 +195,17 @@ impl LoginCoordinator {
         }
     }
 
+    /// The flow to wait for; `None` when one has succeeded since `seen`. A flow ends under the same lock, so nobody can
+    /// look between its success and its end and start a second one.
     fn join(
         self: &Arc<Self>,
         login: &Login,
-    ) -> (watch::Receiver<Option<Result<()>>>, Arc<DropGuard>) {
+        seen: Option<u64>,
+    ) -> Option<(Outcome, Arc<DropGuard>)> {
         let mut flight = self.flight();
+        if seen.is_some_and(|seen| self.generation() > seen) {
+            return None;
+        }
         let running = flight.as_ref().and_then(|flight| {
             let held = flight.held.upgrade()?;
             flight
@@ -199,7 +214,7 @@ impl LoginCoordinator {
                 .is_none()
                 .then(|| (flight.done.clone(), held))
         });
-        if let Some(running) = running {
+        if running.is_some() {
             return running;
         }
         let cancel = CancellationToken::new();
@@ -211,16 +226,14 @@ impl LoginCoordinator {
         });
         let (coordinator, login) = (Arc::clone(self), login.clone());
         tokio::spawn(async move {
-            let result = tokio::select! {
-                () = cancel.cancelled() => Err(gone()),
-                result = login.flow() => result,
-            };
+            let result = login.flow(&cancel).await;
+            let _flight = coordinator.flight();
             if result.is_ok() {
                 coordinator.generation.fetch_add(1, Ordering::SeqCst);
             }
             tell.send_replace(Some(result));
         });
-        (done, held)
+        Some((done, held))
     }
 
     fn flight(&self) -> MutexGuard<'_, Option<Flight>> {
@@ -281,6 +294,11 @@ impl Login {
         self.coordinator.recover(seen, self).await
     }
 
+    /// See [`LoginCoordinator::settled`].
+    pub(crate) async fn settled(&self) {
+        self.coordinator.settled().await;
+    }
+
     /// Signs in now, whatever the state of the sign-in is; waits for a flow that is under way and reports its outcome.
     ///
     /// # Errors
@@ -295,26 +313,50 @@ impl Login {
     }
 
     /// One flow, from the first link to a sign-in or the last attempt.
-    async fn flow(&self) -> Result<()> {
-        let reached = tokio::time::timeout(self.options.owner_timeout, self.ui.reach()).await;
-        if !matches!(reached, Ok(true)) {
-            return Err(failed("whoever could sign in cannot be reached"));
-        }
+    async fn flow(&self, cancel: &CancellationToken) -> Result<()> {
+        let reach = async {
+            let reached = tokio::time::timeout(self.options.owner_timeout, self.ui.reach()).await;
+            match reached {
+                Ok(true) => Ok(()),
+                _ => Err(failed("whoever could sign in cannot be reached")),
+            }
+        };
+        unless(cancel, reach).await?;
         let attempts = self.options.attempts.max(1);
         for attempt in 1..=attempts {
-            match self.attempt(attempt, attempts).await? {
-                Verdict::SignedIn => return self.confirmed().await,
+            match self.attempt(attempt, attempts, cancel).await? {
+                Verdict::SignedIn => return unless(cancel, self.confirmed()).await,
                 Verdict::Refused => {}
             }
         }
         Err(failed(&format!("none of {attempts} codes was accepted")))
     }
 
-    async fn attempt(&self, attempt: u32, attempts: u32) -> Result<Verdict> {
-        let mut process = Process::start(&self.installed).await?;
+    /// One link and one code. Whatever comes of it, the process is gone with its files before anybody hears of it.
+    async fn attempt(
+        &self,
+        attempt: u32,
+        attempts: u32,
+        cancel: &CancellationToken,
+    ) -> Result<Verdict> {
+        let mut process = unless(cancel, Process::start(&self.installed)).await?;
+        let verdict = unless(cancel, self.talk(&mut process, attempt, attempts)).await;
+        process.end().await;
+        verdict
+    }
+
+    async fn talk(&self, process: &mut Process, attempt: u32, attempts: u32) -> Result<Verdict> {
         let link = process.link().await?;
         let prompt = LoginPrompt::new(&link, attempt, attempts);
-        let pasted = tokio::time::timeout(self.options.code_timeout, self.ui.ask(&prompt)).await;
+        let ask = tokio::time::timeout(self.options.code_timeout, self.ui.ask(&prompt));
+        let pasted = tokio::select! {
+            pasted = ask => pasted,
+            // The page that the CLI opens in a browser on this machine can complete the sign-in without any code.
+            exit = process.group.wait() => return match exit.is_success() {
+                true => Ok(Verdict::SignedIn),
+                false => Err(failed(&format!("the CLI's login ended with {exit} before a code came"))),
+            },
+        };
         let pasted = match pasted {
             Ok(Some(pasted)) => pasted,
             Ok(None) => return Err(failed("the sign-in was declined")),
@@ -337,99 +379,11 @@ impl Login {
     }
 }
 
-enum Verdict {
-    SignedIn,
-    Refused,
-}
-
-/// One run of the CLI's login.
-struct Process {
-    group: ChildGroup,
-    stdout: Stdout,
-    _dir: crate::cli::private_dir::PrivateDir,
-}
-
-impl Process {
-    async fn start(installed: &Installed) -> Result<Self> {
-        let (mut group, dir) = installed.command(LOGIN_ARGUMENTS).await?;
-        let stdout = group
-            .take_stdout()
-            .ok_or_else(|| Error::new(ErrorCode::Internal, "a process has no standard output"))?;
-        Ok(Self {
-            group,
-            stdout,
-            _dir: dir,
-        })
-    }
-
-    /// Reads until the CLI waits for the code behind its link.
-    async fn link(&mut self) -> Result<String> {
-        let mut said = Vec::new();
-        let found = async {
-            loop {
-                let mut piece = [0; 4096];
-                let read = self.stdout.read(&mut piece).await.unwrap_or(0);
-                if read == 0 {
-                    return Err(failed("the CLI's login ended before it showed a link"));
-                }
-                said.extend_from_slice(&piece[..read]);
-                if said.len() > dialogue::DIALOGUE_BYTES {
-                    return Err(failed("the CLI's login showed no link in its first 64 KiB"));
-                }
-                // A character that is not whole yet stands after the link.
-                let text = String::from_utf8_lossy(&said);
-                if let Some(link) = dialogue::link(&text) {
-                    return Ok(link.to_owned());
-                }
-            }
-        };
-        match tokio::time::timeout(LINK_LIMIT, found).await {
-            Ok(found) => found,
-            Err(_) => Err(failed(&format!(
-                "the CLI's login showed no link within {} s",
-                LINK_LIMIT.as_secs()
-            ))),
-        }
-    }
-
-    /// Passes the code on and waits for the verdict.
-    async fn pass(self, code: &str) -> Result<Verdict> {
-        let Self {
-            group, mut stdout, ..
-        } = self;
-        group.stdin().write(format!("{code}\n").into_bytes())?;
-        let exit = group.wait();
-        let mut said = Vec::new();
-        let ended = async {
-            // It is read to its end so that the CLI never waits for us, and its beginning is kept.
-            let mut piece = [0; 4096];
-            let drained = async {
-                while let Ok(read @ 1..) = stdout.read(&mut piece).await {
-                    let room = dialogue::DIALOGUE_BYTES.saturating_sub(said.len());
-                    said.extend_from_slice(&piece[..read.min(room)]);
-                }
-            };
-            let (exit, ()) = tokio::join!(exit, drained);
-            exit
-        };
-        let exit = tokio::time::timeout(VERDICT_LIMIT, ended).await;
-        let mut words = group.last_words(LAST_WORDS_LIMIT).await;
-        words.push_str(&String::from_utf8_lossy(&said));
-        // It ends by itself; this only makes sure that nothing of it stays.
-        let _ = group.end(EndPolicy::KILL).await;
-        match exit {
-            Ok(exit) if exit.is_success() => Ok(Verdict::SignedIn),
-            Ok(Exit::Code(_)) if dialogue::is_unreachable(&words) => Err(Error::new(
-                ErrorCode::UpstreamUnreachable,
-                "the CLI's login could not reach the service",
-            )),
-            Ok(Exit::Code(_)) => Ok(Verdict::Refused),
-            Ok(exit) => Err(failed(&format!("the CLI's login ended with {exit}"))),
-            Err(_) => Err(failed(&format!(
-                "the CLI did not take the code within {} s",
-                VERDICT_LIMIT.as_secs()
-            ))),
-        }
+/// What comes of the work, unless everybody leaves first.
+async fn unless<T>(cancel: &CancellationToken, work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::select! {
+        () = cancel.cancelled() => Err(gone()),
+        done = work => done,
     }
 }
 

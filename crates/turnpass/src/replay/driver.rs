@@ -39,8 +39,6 @@ pub(crate) enum Ended {
     Whole(Box<Finished>),
     /// The host is to hear this.
     Failed(Error),
-    /// The sign-in has expired and nothing was published yet: signing in again and one more try could still serve.
-    Expired(Error),
     /// Built-in plugins slipped through: start again with these disabled. Nothing was published.
     Relaunch(Vec<String>),
     /// The host is gone.
@@ -121,13 +119,8 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// The one place where an expired sign-in is told apart: while nothing was published, another try is possible.
     fn failed(&self, error: Error) -> Ended {
-        let seen = self.hearing.turn().output_seen();
-        if error.code() == ErrorCode::Auth && !self.hearing.turn().has_begun() {
-            return Ended::Expired(error);
-        }
-        Ended::Failed(error.with_output_seen(seen))
+        Ended::Failed(error.with_output_seen(self.hearing.turn().output_seen()))
     }
 
     /// How the process is to be ended after an answer. SIGTERM lets the CLI remove its session file and key (35 to 65 ms);
@@ -402,11 +395,8 @@ impl<'a> Driver<'a> {
                 Err(TrySend::Cancelled) => return Err(Ended::Cancelled),
             }
         }
-        if std::mem::take(&mut self.host_is_slow)
-            && let Waiting::Next(_) = self.waiting
-        {
-            // While the host did not read, nothing was read from the CLI; its silence counts from now.
-            self.waiting = Waiting::Next(Instant::now());
+        if std::mem::take(&mut self.host_is_slow) {
+            self.waiting = self.waiting.heard_again(Instant::now());
         }
         Ok(())
     }

@@ -21,6 +21,7 @@ use crate::wire::stream_json::{
     System, UnknownTypes, Verdict,
 };
 use crate::wire::surrogates;
+use crate::wire::text::Text;
 
 /// What one line meant.
 #[derive(Debug)]
@@ -199,10 +200,17 @@ impl Hearing {
             // Without another model it only tells of the refusal, which the stop reason tells too.
             System::ModelFallback {
                 fallback_model: Some(_),
+                trigger,
                 ..
-            } => Some(Said::Failed(match self.turn.has_begun() {
-                true => interrupted("another model takes over"),
-                false => Error::new(
+            } => Some(Said::Failed(match trigger.as_ref().map(Text::as_str) {
+                _ if self.turn.has_begun() => interrupted("another model takes over"),
+                // On its own hosts 2.1.332 says so only here.
+                Some("model_not_found") => Error::new(
+                    ErrorCode::ModelNotFound,
+                    "the service does not know the model",
+                )
+                .with_status(404),
+                _ => Error::new(
                     ErrorCode::ExtraGeneration,
                     "the CLI goes over to another model",
                 ),

@@ -190,8 +190,18 @@ fn bug_012_a_recovery_in_the_middle_of_an_answer_is_an_interruption() {
             attempt: 1
         }]
     ));
-    let (said, _) = play(&mut hearing(), &[fallback]);
+    let (said, _) = play(&mut hearing(), std::slice::from_ref(&fallback));
     assert_eq!(failed(&said), Some(ErrorCode::ExtraGeneration));
+    for (trigger, code) in [
+        ("model_not_found", ErrorCode::ModelNotFound),
+        ("overloaded", ErrorCode::ExtraGeneration),
+    ] {
+        let mut fallback = fallback.clone();
+        fallback["subtype"] = json!("model_fallback");
+        fallback["trigger"] = json!(trigger);
+        let (said, _) = play(&mut hearing(), &[fallback]);
+        assert_eq!(failed(&said), Some(code));
+    }
 }
 
 #[test]

@@ -22,6 +22,7 @@ use crate::cli::starts::Starts;
 use crate::error::{Error, ErrorCode, Result};
 use crate::event::Notice;
 use crate::models;
+use crate::models::known::KnownModels;
 use crate::record::RawFile;
 use crate::relay::LoopbackUrl;
 use crate::tools::Policy;
@@ -34,6 +35,7 @@ const WORK: &str = "turnpass_work";
 #[derive(Debug)]
 pub(crate) struct Launcher {
     pub(crate) installed: Arc<Installed>,
+    pub(crate) models: KnownModels,
     pub(crate) snapshot: Snapshot,
     pub(crate) inherited: InheritedCredentials,
     pub(crate) asked: Asked,
@@ -49,13 +51,14 @@ pub(crate) struct Launcher {
 }
 
 impl Launcher {
-    /// Whether the model of a request takes its effort, by what is known of the installed version.
+    /// Whether the model of a request takes its effort, by what the installed CLI was last heard to tell, else by what is
+    /// known of its version. Nothing is started for it.
     pub(crate) async fn check_effort(&self, prepared: &Prepared) -> Result<()> {
         if prepared.effort.is_none() {
             return Ok(());
         }
-        let version = self.installed.checked().await?.version;
-        let catalogue = models::fallback_catalog(version);
+        let found = self.installed.checked().await?;
+        let catalogue = self.models.catalog(&found).await;
         models::check_effort(&prepared.model, prepared.effort, &catalogue)
     }
 

@@ -56,6 +56,7 @@ use crate::event::{Event, Notice, Plan, PlanKind};
 use crate::limits::Policy;
 use crate::limits::guard::{Asked, Guard, GuardOptions, Ticket};
 use crate::limits::probe::Probe;
+use crate::models::known::KnownModels;
 use crate::process::{EndPolicy, SHUTDOWN_LIMIT};
 use crate::provider::{EventSender, Generation, Transport};
 use crate::relay::notices;
@@ -129,6 +130,7 @@ impl ReplayTransport {
             Some(_) => Policy::Off,
             None => Policy::default_of(TransportKind::Replay),
         };
+        let models = KnownModels::new(options.state_dir.as_deref());
         let guard = Guard::new(
             Probe::new(Arc::clone(&installed)),
             GuardOptions {
@@ -141,6 +143,7 @@ impl ReplayTransport {
             inner: Arc::new(Inner {
                 launcher: Launcher {
                     installed,
+                    models,
                     snapshot,
                     inherited: options.inherited_credentials,
                     asked,
@@ -303,8 +306,6 @@ impl Inner {
             match self.once(prepared, ticket, events, started).await? {
                 Attempt::Over => return Ok(()),
                 Attempt::Relaunch(plugins) => self.launcher.learn(plugins),
-                // Signing in again and one more attempt would go here; nothing of this one was published.
-                Attempt::Expired(error) => return Err(error),
             }
         }
         Err(Error::new(
@@ -362,16 +363,20 @@ impl Inner {
                 running.end(ASK_TO_END).await?;
                 Ok(Attempt::Relaunch(plugins))
             }
-            Ended::Expired(error) => {
-                let _ = running.end(ASK_TO_END).await;
-                Ok(Attempt::Expired(error))
-            }
             Ended::Failed(error) => {
                 // What went wrong first is what the host has to hear; a process that cannot be ended is reported by its
                 // owner. A call of the tool server explains whatever followed it.
                 let policy = match error.code() {
-                    // The CLI would ask again.
-                    ErrorCode::StreamInterrupted | ErrorCode::ExtraGeneration => EndPolicy::KILL,
+                    // The CLI would ask again, or another model.
+                    ErrorCode::StreamInterrupted
+                    | ErrorCode::ExtraGeneration
+                    | ErrorCode::ModelNotFound
+                    // It asks already, and nobody wants an answer; with a key it costs money.
+                    | ErrorCode::IsolationAuth
+                    | ErrorCode::IsolationCustomizations
+                    | ErrorCode::IsolationMcp
+                    | ErrorCode::IsolationPermissions
+                    | ErrorCode::IsolationTools => EndPolicy::KILL,
                     _ => ASK_TO_END,
                 };
                 match running.end(policy).await {
@@ -402,7 +407,6 @@ fn plan(history: History) -> Plan {
 enum Attempt {
     Over,
     Relaunch(Vec<String>),
-    Expired(Error),
 }
 
 fn closed() -> Error {

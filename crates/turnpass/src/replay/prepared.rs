@@ -206,7 +206,7 @@ fn is_base64(data: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conversation::{Image, Message, Role};
+    use crate::conversation::{Document, Image, Message, Role};
 
     fn picture(data: &str) -> Block {
         Block::Image(Image {
@@ -249,6 +249,24 @@ mod tests {
             assert_eq!(code(vec![picture(&large)]), ErrorCode::RequestInvalid);
             let many = "A".repeat(IMAGE_BYTES / 3 * 4);
             assert_eq!(code(vec![picture(&many); 6]), ErrorCode::HistoryTooLarge);
+        }
+    }
+
+    #[test]
+    fn a_document_counts_as_conversation_in_both_histories() {
+        for history in [History::Native, History::Transcript] {
+            let document = |bytes: usize| {
+                Block::Document(Document {
+                    source: Source::Base64 {
+                        media_type: "application/pdf".into(),
+                        data: "A".repeat(bytes),
+                    },
+                    title: None,
+                })
+            };
+            prepared(vec![document(1024)], history).unwrap();
+            let error = prepared(vec![document(HISTORY_BYTES)], history).unwrap_err();
+            assert_eq!(error.code(), ErrorCode::HistoryTooLarge, "{history}");
         }
     }
 

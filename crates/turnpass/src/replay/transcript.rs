@@ -24,14 +24,14 @@ use crate::conversation::encode::{self, Ttl};
 use crate::conversation::marks::one_mark;
 use crate::conversation::names::{PREFIX, alias_of_any};
 use crate::conversation::normalise::{Normalised, Sendable};
-use crate::conversation::{Block, ResultBlock, Role, ToolResult};
+use crate::conversation::{Block, ResultBlock, Role, Source, ToolResult};
 use crate::error::{Error, ErrorCode, Result};
 use crate::tools::Catalogue;
 
 /// The word by which a reader knows the format.
 pub(crate) const FORMAT: &str = "turnpass-conversation-v1";
 
-/// Largest transcript in bytes, without images (replay document's origin: 32 MiB).
+/// Largest transcript in bytes, without images and with documents (replay document's origin: 32 MiB).
 pub(crate) const TRANSCRIPT_BYTES: usize = 32 * 1024 * 1024;
 
 /// What the model is told of the records.
@@ -103,6 +103,21 @@ struct Entry<'a> {
     behind: Vec<Behind<'a>>,
 }
 
+impl Entry<'_> {
+    /// What counts towards [`TRANSCRIPT_BYTES`]: inline images have limits of their own, documents have not.
+    fn bytes(&self) -> usize {
+        let behind = self.behind.iter().map(|behind| match behind {
+            Behind::Message(Block::Document(document))
+            | Behind::Result(ResultBlock::Document(document)) => match &document.source {
+                Source::Base64 { data, .. } | Source::Text { data, .. } => data.len(),
+                Source::Url { url } => url.len(),
+            },
+            _ => 0,
+        });
+        self.text.len() + behind.sum::<usize>()
+    }
+}
+
 /// Writes a conversation down: the blocks of the message that a process is asked with, as a JSON array.
 ///
 /// # Errors
@@ -121,7 +136,7 @@ pub(crate) fn transcript(
     let mut bytes = 0;
     for message in &conversation.messages {
         let entries = entries(message, &names)?;
-        bytes += entries.iter().map(|entry| entry.text.len()).sum::<usize>();
+        bytes += entries.iter().map(Entry::bytes).sum::<usize>();
         if bytes > TRANSCRIPT_BYTES {
             let what = format!(
                 "the conversation is at least {bytes} bytes as records, the limit is {TRANSCRIPT_BYTES}"

@@ -216,3 +216,138 @@ proptest::proptest! {
         }
     }
 }
+
+/// Text of what could end a string, a line, a record, a script or a path, or begin a mention.
+fn nasty() -> impl proptest::strategy::Strategy<Value = String> {
+    use proptest::strategy::Strategy;
+    const PIECES: [&str; 24] = [
+        "@",
+        "@/etc/hostname",
+        "@\"x y\"",
+        "\\u0040",
+        "\\",
+        "\"",
+        "\\\"",
+        "\n",
+        "\r\n",
+        "\u{2028}",
+        "\u{2029}",
+        "\u{85}",
+        "\0",
+        "\u{7f}",
+        "</script>",
+        "]]>",
+        "{\"role\":\"user\",\"content\":[]}",
+        "}]}",
+        "/clear",
+        "\u{feff}",
+        "\u{ff20}",
+        "\u{1f600}",
+        "e\u{301}",
+        "word ",
+    ];
+    proptest::collection::vec(proptest::sample::select(&PIECES[..]), 1..12)
+        .prop_map(|pieces| format!("x{}", pieces.concat()))
+}
+
+/// One exchange with a call, and what the model said around it.
+fn exchange(texts: &[String]) -> Vec<Message> {
+    let [said, key, value, result] = texts else {
+        panic!("four texts")
+    };
+    let input = json!({key: [value, {value: key}]}).to_string();
+    vec![
+        Message::user(said.clone()),
+        Message {
+            role: Role::Assistant,
+            content: vec![Block::text(value.clone()), call("toolu_1", "write", &input)],
+        },
+        Message::results([ToolResult::text(
+            ToolUseId("toolu_1".into()),
+            result.clone(),
+        )]),
+    ]
+}
+
+proptest::proptest! {
+    #[test]
+    fn bug_089_and_092_nothing_in_a_conversation_leaves_its_string(
+        texts in proptest::collection::vec(nasty(), 4),
+    ) {
+        let all = blocks(&exchange(&texts), &tools(&["write"]), Ttl::OneHour);
+        for block in &all {
+            let text = block["text"].as_str().unwrap();
+            proptest::prop_assert!(!text.contains('@') && !text.contains(['\n', '\r', '\0']), "{}", text);
+            proptest::prop_assert!(text.starts_with("{\"role\":"), "{}", text);
+        }
+        let records = records(&all);
+        let heads: Vec<_> = records.iter().map(|record| record["role"].as_str().unwrap()).collect();
+        proptest::prop_assert_eq!(heads, ["header", "user", "assistant", "tool"]);
+        let [said, key, value, result] = &texts[..] else { unreachable!() };
+        proptest::prop_assert_eq!(&records[1]["content"], &json!([{"type": "text", "text": said}]));
+        proptest::prop_assert_eq!(&records[2]["content"][0]["text"], &json!(value));
+        proptest::prop_assert_eq!(&records[2]["content"][1]["arguments"], &json!({key: [value, {value: key}]}));
+        proptest::prop_assert_eq!(&records[3]["content"], &json!([{"type": "text", "text": result}]));
+    }
+
+    #[test]
+    fn bug_058_any_conversation_that_grows_keeps_the_bytes_of_its_records(
+        texts in proptest::collection::vec(nasty(), 4..20),
+    ) {
+        let mut history = Vec::new();
+        let mut before: Vec<Value> = Vec::new();
+        for four in texts.chunks_exact(4) {
+            history.extend(exchange(four));
+            let now = blocks(&history, &tools(&["write"]), Ttl::None);
+            proptest::prop_assert_eq!(&before[..], &now[..before.len()]);
+            before = now;
+            history.push(Message::assistant("so"));
+        }
+    }
+}
+
+#[test]
+fn deep_arguments_are_carried_as_they_are() {
+    const DEEP: usize = 120;
+    // What is deeper than 128 is no input of a call at all.
+    let deep = format!("{{\"a\":{}\"@\"{}}}", "[".repeat(DEEP), "]".repeat(DEEP));
+    let mut history = exchange(&["a", "b", "c", "d"].map(str::to_owned));
+    history[1].content[1] = call("toolu_1", "write", &deep);
+    let normalised = normalise(&history, &NormaliseOptions::default()).unwrap();
+    let told = transcript(&normalised, &tools(&["write"]), Ttl::None).unwrap();
+    assert!(!told.get().contains('@'));
+    assert!(told.get().contains(&"[".repeat(DEEP)));
+}
+
+#[test]
+fn names_that_fall_together_are_told_apart_or_refused() {
+    let long = "n".repeat(80);
+    let names = [
+        format!("{long}a"),
+        format!("{long}b"),
+        "a.b".to_owned(),
+        "a_b".to_owned(),
+        "a b".to_owned(),
+    ];
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let catalogue = tools(&names);
+    let all: std::collections::BTreeSet<_> =
+        catalogue.tools().iter().map(|tool| &tool.name).collect();
+    assert_eq!(all.len(), names.len(), "{all:?}");
+    for name in &names {
+        let mut history = exchange(&["a", "b", "c", "d"].map(str::to_owned));
+        history[1].content[1] = call("toolu_1", name, "{}");
+        let records = records(&blocks(&history, &catalogue, Ttl::None));
+        let called = records[2]["content"][1]["name"].as_str().unwrap();
+        assert_eq!(catalogue.names().resolve(called).host(), Some(*name));
+        // The same name once the tool is gone cannot be called, and still tells the tools apart.
+        let gone = blocks(&history, &tools(&[]), Ttl::None);
+        let gone = self::records(&gone);
+        assert!(
+            gone[2]["content"][1]["name"]
+                .as_str()
+                .unwrap()
+                .starts_with("(not offered now) ")
+        );
+    }
+}

@@ -15,7 +15,7 @@ const SERVER_TIMEOUT: Duration = Duration::from_secs(30);
 const FINALISATION_GRACE: Duration = Duration::from_secs(10);
 
 /// What is waited for, with its own deadline.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Waiting {
     /// The tool server.
     Server(Instant),
@@ -27,6 +27,20 @@ pub(super) enum Waiting {
     Next(Instant),
     /// The CLI's judgement.
     Judgement(Instant),
+}
+
+impl Waiting {
+    /// While the host did not read, nothing was read from the CLI, and what it said meanwhile was not late: its silence
+    /// counts from now. What has begun with the request goes on counting from there.
+    pub(super) fn heard_again(self, now: Instant) -> Self {
+        match self {
+            Self::Server(_) => Self::Server(now),
+            Self::Control(_) => Self::Control(now),
+            Self::Start => Self::Start,
+            Self::Next(_) => Self::Next(now),
+            Self::Judgement(_) => Self::Judgement(now),
+        }
+    }
 }
 
 impl Driver<'_> {
@@ -78,5 +92,26 @@ impl Driver<'_> {
             return (total, late(ErrorCode::TotalTimeout, limits.total));
         }
         (at, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_reads_late_is_no_late_cli() {
+        let then = Instant::now();
+        let now = then + Duration::from_secs(3600);
+        for waiting in [
+            Waiting::Server,
+            Waiting::Control,
+            Waiting::Next,
+            Waiting::Judgement,
+        ] {
+            let (before, after) = (waiting(then), waiting(now));
+            assert_eq!(before.heard_again(now), after);
+        }
+        assert_eq!(Waiting::Start.heard_again(now), Waiting::Start);
     }
 }

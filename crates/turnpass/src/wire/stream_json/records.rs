@@ -67,6 +67,8 @@ pub enum System<'a> {
     ModelFallback {
         /// The subtype as it came.
         subtype: Text<'a>,
+        /// Why, in the CLI's words, such as `model_not_found`.
+        trigger: Option<Text<'a>>,
         /// The model that was asked.
         original_model: Option<Text<'a>>,
         /// The model that answers; `None` if none does.
@@ -119,6 +121,7 @@ impl<'a> System<'a> {
             "model_fallback" | "model_refusal_fallback" | "model_refusal_no_fallback" => {
                 Self::ModelFallback {
                     subtype,
+                    trigger: flat.trigger,
                     original_model: flat.original_model,
                     fallback_model: flat.fallback_model,
                     retracted_message_uuids: flat.retracted_message_uuids,
@@ -161,6 +164,8 @@ struct FlatSystem<'a> {
     level: Option<Text<'a>>,
     #[serde(borrow, deserialize_with = "lenient::word")]
     text: Option<Text<'a>>,
+    #[serde(borrow, deserialize_with = "lenient::word")]
+    trigger: Option<Text<'a>>,
     #[serde(borrow, deserialize_with = "lenient::word")]
     original_model: Option<Text<'a>>,
     #[serde(borrow, deserialize_with = "lenient::word")]
