@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use turnpass::conversation::Message;
 use turnpass::limits::Policy;
 use turnpass::pool::status;
 use turnpass::relay::PROCESS_BYTES;
 use turnpass::{ErrorCode, Generation, Provider, Request};
-use turnpass_lab::cli::{EmulatorOptions, Run, Script};
+use turnpass_lab::cli::{EmulatorOptions, Recording, Run, Script};
 
 use crate::stage::{Heard, Stage, WARM, ask, go_on, hear, is_text, limits, told, until};
 use crate::{good, turns};
@@ -212,6 +213,37 @@ async fn bug_022_a_process_that_dies_at_rest_is_forgotten_at_once() {
     // Its place is free without anybody having to give way.
     let heard = soon("no place", provider.generate(of("b", "[[say second]]"))).await;
     assert_eq!(heard.text(), "second");
+}
+
+#[tokio::test]
+async fn a_spare_that_dies_at_rest_gives_its_place_back_and_is_renewed_once() {
+    let ready = json!({"type": "control_response", "response": {"subtype": "success",
+        "request_id": "{{request_id}}", "response": {}}});
+    let dies =
+        json!({"steps": [{"expect": {"type": "control_request"}}, {"send": ready}, {"exit": 1}]});
+    let runs = json!([{"emulator": {}}, dies, dies, {"emulator": {}}]);
+    let stage = Stage::json(json!({"runs": runs}));
+    let provider = stage.pool(|options| {
+        options.spare = true;
+        options.memory_budget_bytes = 2 * PROCESS_BYTES;
+    });
+    let request = of("a", "[[say first]]");
+    let first = told(&provider, request.clone()).await;
+    // The second has the place of the first: there are two, and the conversation has one of them.
+    let spares = |count: usize| move |recording: &Recording| recording.runs.len() == 1 + count;
+    stage.recorded("renewed", spares(2)).await;
+    let mut request = go_on(&request, first.done());
+    request.messages.pop();
+    // Several starts long.
+    let slow = "[[delay 1000]] [[say going on]]";
+    request.messages.push(Message::user(slow));
+    let mut next = provider.generate(request);
+    until(&mut next, "text", is_text).await;
+    assert_eq!(stage.pids().len(), 3, "a CLI that always dies is let be");
+    hear(next).await.done();
+    stage
+        .recorded("made after the next generation", spares(3))
+        .await;
 }
 
 #[tokio::test]
