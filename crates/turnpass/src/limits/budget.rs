@@ -248,18 +248,33 @@ fn check(spent: Spent, allowed: Allowance, of: &str, opens: Option<i64>) -> Resu
     Ok(())
 }
 
+/// Bytes of a digest that name a session: two of a person's sessions never share them.
+const KEY_BYTES: usize = 12;
+
 /// The name of a session in the ledger: a digest, since the name itself is the host's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionKey(String);
 
 impl SessionKey {
+    /// As it stands in the ledger.
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// What [`SessionKey::as_str`] gave; `None` for anything else.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        let is_key = text.len() == 2 * KEY_BYTES && text.bytes().all(is_digit);
+        is_key.then(|| Self(text.to_owned()))
+    }
+
     /// Of a request: its conversation, or the one that it was started from.
     pub fn of(session: &TransportSession, parent: Option<&TransportSession>) -> Self {
         let digest = Sha256::digest(parent.unwrap_or(session).0.as_bytes());
         Self(
             digest
                 .iter()
-                .take(12)
+                .take(KEY_BYTES)
                 .map(|byte| format!("{byte:02x}"))
                 .collect(),
         )
