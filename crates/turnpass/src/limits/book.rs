@@ -261,6 +261,11 @@ impl Counted {
         self.sent.store(true, Ordering::Relaxed);
     }
 
+    /// It did not go to the service after all, which is known for sure.
+    pub(super) fn not_sent(&self) {
+        self.sent.store(false, Ordering::Relaxed);
+    }
+
     /// It took these tokens, which nothing but a request that was sent does.
     pub(super) fn spent(&self, tokens: u64) {
         self.sent();
