@@ -320,9 +320,12 @@ async fn warn_tells_once_beside_the_generation() {
     // Not again within the interval, and nothing is left to tell.
     let ticket = ask(sender.notifier()).await;
     ticket.answered(200, &HeaderMap::new());
+    bounded(guard.entered()).await;
+    let mut told = Box::pin(generation.next());
+    assert!(futures_util::poll!(&mut told).is_pending());
+    assert!(ticket.pending().is_none());
     bounded(guard.shutdown()).await;
     assert_eq!(fake.starts(), 1);
-    assert!(ticket.pending().is_none());
 }
 
 #[tokio::test]
