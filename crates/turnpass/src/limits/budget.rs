@@ -242,7 +242,8 @@ fn check(spent: Spent, allowed: Allowance, of: &str, opens: Option<i64>) -> Resu
             let said = format!(
                 "nothing was sent: this {of} has used {used} {what}, and max_{what}_per_{of} is {limit}"
             );
-            return Err(refused(said, opens));
+            // A budget of nothing is as closed on the next day.
+            return Err(refused(said, opens.filter(|_| limit > 0)));
         }
     }
     Ok(())
@@ -344,6 +345,19 @@ mod tests {
         let next = moment("2026-12-01");
         ledger.request(&budgets, &key("c"), &next).unwrap();
         assert_eq!(ledger.today(&next).requests, 1);
+    }
+
+    #[test]
+    fn a_budget_of_nothing_refuses_everything_and_opens_at_no_time() {
+        let budgets = Budgets {
+            day: allow(0),
+            ..Budgets::default()
+        };
+        for day in ["2026-11-30", "2026-12-01"] {
+            let refused = Ledger::default().request(&budgets, &key("s"), &moment(day));
+            let error = refused.unwrap_err();
+            assert_eq!((error.code(), error.resets_at()), (ErrorCode::Budget, None));
+        }
     }
 
     #[test]
