@@ -115,19 +115,19 @@ pub(crate) struct Values {
     #[arg(long, value_name = "POLICY")]
     pub(crate) usage_gate: Option<Policy>,
     /// Send nothing while a usage window is used to this percentage [env: TURNPASS_MAX_WINDOW_PERCENT]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=100), allow_negative_numbers = true)]
     pub(crate) max_window_percent: Option<u8>,
     /// Requests of one session [env: TURNPASS_MAX_REQUESTS_PER_SESSION]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) max_requests_per_session: Option<u64>,
     /// Tokens of one session, prompts and answers [env: TURNPASS_MAX_TOKENS_PER_SESSION]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) max_tokens_per_session: Option<u64>,
     /// Requests of one day, all sessions together [env: TURNPASS_MAX_REQUESTS_PER_DAY]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) max_requests_per_day: Option<u64>,
     /// Tokens of one day, all sessions together [env: TURNPASS_MAX_TOKENS_PER_DAY]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) max_tokens_per_day: Option<u64>,
     /// A private folder for what each CLI process prints, prompts and answers included [env: TURNPASS_RECORD]
     #[arg(long, value_name = "DIR")]

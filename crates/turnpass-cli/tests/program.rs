@@ -97,6 +97,9 @@ fn bad_words_on_the_command_line_are_named_with_the_good_ones() {
         ),
         ("--deny", "read,", "is not known"),
         ("--max-rounds", "0", "0 is not in"),
+        ("--max-requests-per-day", "-1", "invalid value '-1'"),
+        ("--max-tokens-per-session", "-1", "invalid value '-1'"),
+        ("--max-window-percent", "-1", "invalid value '-1'"),
     ] {
         assert_usage(&run(&["run", flag, word, "x"]), &[flag, known]);
     }

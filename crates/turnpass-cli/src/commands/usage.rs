@@ -107,7 +107,7 @@ struct Page {
 
 impl Page {
     async fn of(latest: &Latest, state: Option<&Path>) -> Result<Self, Error> {
-        let dated = latest.get().await?;
+        let dated = latest.look().await?;
         let ledger = state.map(|dir| StateFile::new(dir, LEDGER_FILE));
         // A ledger that cannot be read is told by the request that needs it.
         let ledger = ledger.and_then(|file| file.read().ok().flatten());

@@ -3,13 +3,18 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use turnpass::conversation::Message;
 use turnpass::limits::Policy;
+use turnpass::limits::budget::Allowance;
 use turnpass::pool::status;
 use turnpass::relay::PROCESS_BYTES;
 use turnpass::{ErrorCode, Generation, Provider, Request};
-use turnpass_lab::cli::{EmulatorOptions, Run, Script};
+use turnpass_lab::cli::{EmulatorOptions, Recording, Run, Script};
+use turnpass_lab::scenario::Reply;
 
-use crate::stage::{Heard, Stage, WARM, ask, go_on, hear, is_text, limits, told, until};
+use crate::stage::{
+    Heard, Stage, WARM, ask, ask_with_tools, go_on, hear, is_text, limits, told, until,
+};
 use crate::{good, turns};
 
 /// Far below every deadline of a request, far above what a start takes on a loaded machine.
@@ -215,6 +220,37 @@ async fn bug_022_a_process_that_dies_at_rest_is_forgotten_at_once() {
 }
 
 #[tokio::test]
+async fn a_spare_that_dies_at_rest_gives_its_place_back_and_is_renewed_once() {
+    let ready = json!({"type": "control_response", "response": {"subtype": "success",
+        "request_id": "{{request_id}}", "response": {}}});
+    let dies =
+        json!({"steps": [{"expect": {"type": "control_request"}}, {"send": ready}, {"exit": 1}]});
+    let runs = json!([{"emulator": {}}, dies, dies, {"emulator": {}}]);
+    let stage = Stage::json(json!({"runs": runs}));
+    let provider = stage.pool(|options| {
+        options.spare = true;
+        options.memory_budget_bytes = 2 * PROCESS_BYTES;
+    });
+    let request = of("a", "[[say first]]");
+    let first = told(&provider, request.clone()).await;
+    // The second has the place of the first: there are two, and the conversation has one of them.
+    let spares = |count: usize| move |recording: &Recording| recording.runs.len() == 1 + count;
+    stage.recorded("renewed", spares(2)).await;
+    let mut request = go_on(&request, first.done());
+    request.messages.pop();
+    // Several starts long.
+    let slow = "[[delay 1000]] [[say going on]]";
+    request.messages.push(Message::user(slow));
+    let mut next = provider.generate(request);
+    until(&mut next, "text", is_text).await;
+    assert_eq!(stage.pids().len(), 3, "a CLI that always dies is let be");
+    hear(next).await.done();
+    stage
+        .recorded("made after the next generation", spares(3))
+        .await;
+}
+
+#[tokio::test]
 async fn bug_022_a_process_that_died_between_two_generations_costs_the_pool_no_error() {
     for settle in [false, true] {
         let stage = Stage::emulator();
@@ -248,6 +284,50 @@ async fn bug_022_a_last_word_of_a_process_that_died_is_no_answer() {
     let next = told(&provider, go_on(&request, heard.done())).await;
     assert_eq!(next.text(), "going on");
     assert_eq!(stage.sent().len(), 2);
+}
+
+#[tokio::test]
+async fn a_message_that_a_dead_process_did_not_take_has_not_counted() {
+    let user = json!({"expect": {"type": "user"}});
+    let dies = json!({"steps": ["answer_controls", user, {"send_init": null}, crate::post(WARM),
+        user, {"exit": 1}]});
+    let stage = Stage::json(json!({"runs": [dies, {"emulator": {}}]}));
+    let two = Allowance {
+        requests: Some(2),
+        tokens: None,
+    };
+    let provider = stage.pool(|options| options.budgets.day = two);
+    let request = of("a", "[[say first]]");
+    let heard = told(&provider, request.clone()).await;
+    let request = go_on(&request, heard.done());
+    let next = told(&provider, request.clone()).await;
+    assert_eq!(next.text(), "going on");
+    let third = told(&provider, go_on(&request, next.done())).await;
+    third.failed(ErrorCode::Budget);
+    assert_eq!(stage.sent().len(), 2);
+}
+
+#[tokio::test]
+async fn what_was_asked_has_counted_whatever_came_of_it() {
+    let stage = Stage::emulator();
+    let three = Allowance {
+        requests: Some(3),
+        tokens: None,
+    };
+    let provider = stage.pool(|options| options.budgets.day = three);
+    let fails = || Reply::error(529, "overloaded_error", "busy");
+    stage.upstream.enqueue(fails());
+    told(&provider, ask("x"))
+        .await
+        .failed(ErrorCode::Overloaded);
+    let mut request = ask_with_tools("[[call read {}]]");
+    let heard = told(&provider, request.clone()).await;
+    request = go_on(&request, heard.done());
+    stage.upstream.enqueue(fails());
+    let results = told(&provider, request.clone()).await;
+    results.failed(ErrorCode::Overloaded);
+    told(&provider, request).await.failed(ErrorCode::Budget);
+    assert_eq!(stage.sent().len(), 3);
 }
 
 #[tokio::test]

@@ -45,12 +45,13 @@ pub(crate) const STARTS_TASKS: &[&str] = &[
     // with its host.
     "crates/turnpass/src/login/mod.rs",
     "crates/turnpass/src/provider.rs",
-    // The lines of a CLI, the ends of processes and what is shown of them, advisors that are idle, and the generations of a
-    // pool.
+    // The lines of a CLI, the ends of processes and what is shown of them, advisors that are idle, the generations and the
+    // spare of a pool.
     "crates/turnpass/src/pool/mod.rs",
     "crates/turnpass/src/pool/session.rs",
     "crates/turnpass/src/pool/status.rs",
     "crates/turnpass/src/pool/table.rs",
+    "crates/turnpass/src/pool/table/spare.rs",
     // The generations of a replay, and the end of each process with its files; shutdown joins both.
     "crates/turnpass/src/replay/mod.rs",
     "crates/turnpass/src/replay/running.rs",

@@ -242,24 +242,40 @@ fn check(spent: Spent, allowed: Allowance, of: &str, opens: Option<i64>) -> Resu
             let said = format!(
                 "nothing was sent: this {of} has used {used} {what}, and max_{what}_per_{of} is {limit}"
             );
-            return Err(refused(said, opens));
+            // A budget of nothing is as closed on the next day.
+            return Err(refused(said, opens.filter(|_| limit > 0)));
         }
     }
     Ok(())
 }
+
+/// Bytes of a digest that name a session: two of a person's sessions never share them.
+const KEY_BYTES: usize = 12;
 
 /// The name of a session in the ledger: a digest, since the name itself is the host's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionKey(String);
 
 impl SessionKey {
+    /// As it stands in the ledger.
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// What [`SessionKey::as_str`] gave; `None` for anything else.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        let is_key = text.len() == 2 * KEY_BYTES && text.bytes().all(is_digit);
+        is_key.then(|| Self(text.to_owned()))
+    }
+
     /// Of a request: its conversation, or the one that it was started from.
     pub fn of(session: &TransportSession, parent: Option<&TransportSession>) -> Self {
         let digest = Sha256::digest(parent.unwrap_or(session).0.as_bytes());
         Self(
             digest
                 .iter()
-                .take(12)
+                .take(KEY_BYTES)
                 .map(|byte| format!("{byte:02x}"))
                 .collect(),
         )
@@ -329,6 +345,19 @@ mod tests {
         let next = moment("2026-12-01");
         ledger.request(&budgets, &key("c"), &next).unwrap();
         assert_eq!(ledger.today(&next).requests, 1);
+    }
+
+    #[test]
+    fn a_budget_of_nothing_refuses_everything_and_opens_at_no_time() {
+        let budgets = Budgets {
+            day: allow(0),
+            ..Budgets::default()
+        };
+        for day in ["2026-11-30", "2026-12-01"] {
+            let refused = Ledger::default().request(&budgets, &key("s"), &moment(day));
+            let error = refused.unwrap_err();
+            assert_eq!((error.code(), error.resets_at()), (ErrorCode::Budget, None));
+        }
     }
 
     #[test]

@@ -437,6 +437,12 @@ impl Ticket {
         Ok(())
     }
 
+    /// The request was not taken by the process that it was said to, which is gone: it has not counted unless it is
+    /// [`Ticket::sending`] once more.
+    pub fn not_sent(&self) {
+        self.counted.not_sent();
+    }
+
     /// Counts the tokens of a generation that has ended, well or not. Nobody waits for it.
     pub fn spent(&self, usage: &Usage) {
         let tokens = tokens_of(usage);

@@ -11,6 +11,7 @@
 //! | [`latest`] | the latest reading of them, asked for at most once a minute |
 //! | [`budget`] | what a person allows: requests, tokens, a share of a window; pure |
 //! | `book` | the ledger in its place, and who enters what |
+//! | `slips` | what waits to be entered into the ledger, seen by every process at once |
 //! | [`state_file`] | small files of our own that several processes write |
 //! | [`guard`] | all of it for one transport |
 //!
@@ -36,6 +37,7 @@ pub mod latest;
 pub mod probe;
 pub mod rate;
 pub mod shared;
+mod slips;
 pub mod state_file;
 pub mod verdict;
 pub mod windows;

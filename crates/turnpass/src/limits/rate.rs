@@ -22,7 +22,7 @@ use super::gate::{CREDITS_ON, credits_on};
 use super::windows::wire_name;
 use crate::error::{Error, ErrorCode};
 use crate::event::Notice;
-use crate::wire::rate_limit::{LimitStatus, RateLimitInfo, UnifiedHeaders, Window};
+use crate::wire::rate_limit::{LimitStatus, RateLimitInfo, UnifiedHeaders, Window, epoch_s};
 use crate::wire::stream_json::{Failure, FailureKind};
 
 /// What was seen.
@@ -385,10 +385,8 @@ pub(crate) fn is_billing_sentence(text: &str) -> bool {
 fn reset_in(text: &str) -> Option<u64> {
     let (_, rest) = text.rsplit_once('|')?;
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
-    digits
-        .parse()
-        .ok()
-        .filter(|seconds| *seconds > 1_000_000_000)
+    let at = digits.parse().ok().and_then(epoch_s)?;
+    (at > 1_000_000_000).then_some(at)
 }
 
 #[cfg(test)]

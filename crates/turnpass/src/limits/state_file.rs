@@ -31,6 +31,25 @@ pub struct StateFile {
     name: &'static str,
 }
 
+/// The file while nobody else changes it. Dropping it lets the next one in.
+#[derive(Debug)]
+pub struct Held<'a> {
+    file: &'a StateFile,
+    _lock: Lock,
+}
+
+impl Held<'_> {
+    /// Puts this in place of what is in it. Blocks for a local write.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written; what was in it is in it still.
+    pub fn replace<T: Serialize>(&self, value: &T) -> Result<()> {
+        let written = self.file.replace(value);
+        written.map_err(|error| self.file.wrong(&error))
+    }
+}
+
 /// The lock, for as long as it lives.
 #[derive(Debug)]
 struct Lock(#[expect(dead_code, reason = "its drop is what it is for")] File);
@@ -76,12 +95,26 @@ impl StateFile {
     where
         T: DeserializeOwned + Serialize + Default,
     {
-        self.make_dir().map_err(|error| self.wrong(&error))?;
-        let _lock = self.lock().map_err(|error| self.wrong(&error))?;
+        let held = self.hold()?;
         let mut value = self.read::<T>()?.unwrap_or_default();
         let result = change(&mut value)?;
-        self.replace(&value).map_err(|error| self.wrong(&error))?;
+        held.replace(&value)?;
         Ok(result)
+    }
+
+    /// Takes the lock, for a change that is more than one value in and one value out. Blocks for it, at most
+    /// [`LOCK_LIMIT`].
+    ///
+    /// # Errors
+    ///
+    /// When the lock cannot be had.
+    pub fn hold(&self) -> Result<Held<'_>> {
+        self.make_dir().map_err(|error| self.wrong(&error))?;
+        let lock = self.lock().map_err(|error| self.wrong(&error))?;
+        Ok(Held {
+            file: self,
+            _lock: lock,
+        })
     }
 
     fn text(&self) -> io::Result<Option<String>> {
@@ -146,7 +179,8 @@ impl StateFile {
         written
     }
 
-    fn wrong(&self, error: &dyn std::fmt::Display) -> Error {
+    /// The file cannot be used, for this reason.
+    pub(super) fn wrong(&self, error: &dyn std::fmt::Display) -> Error {
         let path = self.path();
         let what = format!("{} cannot be used: {error}", path.display());
         Error::new(ErrorCode::Internal, what).with_remedy(format!(

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::verdict::Verdict;
-use crate::wire::rate_limit::UnifiedHeaders;
+use crate::wire::rate_limit::{UnifiedHeaders, epoch_s};
 
 /// Windows that are kept; the CLI shows three to eight.
 pub const WINDOWS_LIMIT: usize = 32;
@@ -104,14 +104,18 @@ fn window(name: &str, value: &Value) -> Option<UsedWindow> {
     })
 }
 
-/// A time as RFC 3339 text, which the endpoint sends, or as seconds since the epoch, which headers and events have.
+/// A time as RFC 3339 text, which the endpoint sends, or as seconds or milliseconds since the epoch, which headers and events
+/// have.
 fn time(value: &Value) -> Option<i64> {
     match value {
         Value::String(text) => text
             .parse::<jiff::Timestamp>()
             .ok()
             .map(|at| at.as_second()),
-        number => number.as_i64(),
+        number => {
+            let at = number.as_f64().and_then(epoch_s)?;
+            i64::try_from(at).ok()
+        }
     }
 }
 
@@ -263,6 +267,33 @@ mod tests {
             assert_eq!(reading.credits, Credits::Unconfirmed);
             assert!(reading.doubt.is_some() && reading.windows.is_empty());
         }
+    }
+
+    #[test]
+    fn odd_windows_are_left_out_and_odd_times_are_read_or_unknown() {
+        let limits = json!({
+            "text": {"utilization": "50", "resets_at": 5}, "null": {"utilization": null}, "list": [1], "number": 7,
+            "below": {"utilization": -5, "resets_at": -1}, "above": {"utilization": 1e300, "resets_at": "soon"},
+            "milliseconds": {"utilization": 1, "resets_at": 4_070_908_800_000_i64},
+            "float": {"utilization": 1, "resets_at": 4_070_908_800.5}, "far": {"utilization": 1, "resets_at": 1e30},
+        });
+        let reading = Reading::read(&json!({"rate_limits": limits}).to_string());
+        let times: Vec<_> = reading
+            .windows
+            .iter()
+            .map(|window| (window.name.as_str(), window.resets_at))
+            .collect();
+        let at = Some(4_070_908_800);
+        assert_eq!(
+            times,
+            [
+                ("below", None),
+                ("above", None),
+                ("milliseconds", at),
+                ("float", at),
+                ("far", None)
+            ]
+        );
     }
 
     #[test]

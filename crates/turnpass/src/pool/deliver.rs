@@ -3,19 +3,35 @@
 use super::*;
 
 impl Inner {
-    /// Gives the process what it does not have yet. Returns the entry of the record at which the turn began.
+    /// Gives the process what it does not have yet. Returns the entry of the record at which the turn began. What fails here
+    /// has not been asked.
     pub(super) async fn deliver(
         &self,
         call: &Call<'_>,
         session: &mut Session,
         deliver: Deliver,
+        ticket: &Ticket,
+    ) -> Result<usize> {
+        let delivered = self.hand_over(call, session, deliver, ticket).await;
+        if delivered.is_err() {
+            ticket.not_sent();
+        }
+        delivered
+    }
+
+    async fn hand_over(
+        &self,
+        call: &Call<'_>,
+        session: &mut Session,
+        deliver: Deliver,
+        ticket: &Ticket,
     ) -> Result<usize> {
         let messages = &call.prepared.history.messages;
         let from = match deliver {
             Deliver::Answers => {
                 let last = messages.last().ok_or_else(nothing_to_say)?;
                 if session.ways.long_results || !has_long_result(last) {
-                    answer(session, last).await?;
+                    answer(session, last, ticket).await?;
                     return Ok(session.turn_at);
                 }
                 take_back(session).await?
@@ -29,7 +45,7 @@ impl Inner {
                     .collect();
                 let whole = session.ways.long_results || !has_long_result(last);
                 if whole && session.ways.ends_turns && session.can_end_with(&results)? {
-                    return end_with(session, last, &results).await;
+                    return end_with(session, last, &results, ticket).await;
                 }
                 // A line while calls are open would get the CLI's own words around it.
                 take_back(session).await?
@@ -39,9 +55,9 @@ impl Inner {
         let start = call.started + call.prepared.limits.start;
         let rest = &messages[from..];
         if rest.len() > 1 && !session.takes_frames() {
-            return tell_as_one(session, rest);
+            return tell_as_one(session, rest, ticket);
         }
-        let told = tokio::time::timeout_at(start, tell(session, rest));
+        let told = tokio::time::timeout_at(start, tell(session, rest, ticket));
         told.await.map_err(|_| {
             let limit = call.prepared.limits.start.as_secs_f32();
             let what = format!("the CLI did not take the history within {limit} s");
@@ -79,9 +95,14 @@ fn has_long_result(message: &Sendable<'_>) -> bool {
 }
 
 /// Answers the open calls with the results of a message.
-pub(super) async fn answer(session: &mut Session, message: &Sendable<'_>) -> Result<()> {
+pub(super) async fn answer(
+    session: &mut Session,
+    message: &Sendable<'_>,
+    ticket: &Ticket,
+) -> Result<()> {
     session.open_gate()?;
     session.before_answers().await?;
+    ticket.sending()?;
     session.record.push(message, None);
     for block in &message.content {
         if let Block::ToolResult(result) = &**block {
@@ -103,6 +124,7 @@ pub(super) async fn end_with(
     session: &mut Session,
     message: &Sendable<'_>,
     results: &[&ToolResult],
+    ticket: &Ticket,
 ) -> Result<usize> {
     session.answer_and_end(results)?;
     session.after_last_answers().await?;
@@ -126,13 +148,18 @@ pub(super) async fn end_with(
     session.open_gate()?;
     // The turn that is taken back, if need be, is the one that began before the calls: a rewind to this line alone would
     // leave their results.
+    ticket.sending()?;
     session.ask_on(line.into_bytes(), uuid)?;
     session.record.push(message, None);
     Ok(turn_at)
 }
 
 /// Tells a process messages of the history and asks the last one. Returns the entry of the one that asks.
-pub(super) async fn tell(session: &mut Session, messages: &[Sendable<'_>]) -> Result<usize> {
+pub(super) async fn tell(
+    session: &mut Session,
+    messages: &[Sendable<'_>],
+    ticket: &Ticket,
+) -> Result<usize> {
     let (last, history) = messages.split_last().ok_or_else(nothing_to_say)?;
     // An assistant message is taken the moment it is read, while user lines wait for their turn: it goes together with
     // the line that follows it, once the line before it is confirmed (2.1.294, 2.1.310, 2.1.332).
@@ -167,6 +194,7 @@ pub(super) async fn tell(session: &mut Session, messages: &[Sendable<'_>]) -> Re
     with_next.extend_from_slice(line.as_bytes());
     let turn_at = session.record.len();
     session.open_gate()?;
+    ticket.sending()?;
     session.ask(with_next, uuid, turn_at)?;
     session.record.push(last, Some(uuid));
     Ok(turn_at)
@@ -183,7 +211,11 @@ fn without_thinking<'a>(message: &Sendable<'a>) -> Sendable<'a> {
 }
 
 /// Asks with one message that tells all of these. To take its turn back is to take all of them back.
-pub(super) fn tell_as_one(session: &mut Session, messages: &[Sendable<'_>]) -> Result<usize> {
+pub(super) fn tell_as_one(
+    session: &mut Session,
+    messages: &[Sendable<'_>],
+    ticket: &Ticket,
+) -> Result<usize> {
     let uuid = Uuid::new_v4();
     let id = uuid.hyphenated().to_string();
     let stamp = Stamp {
@@ -195,6 +227,7 @@ pub(super) fn tell_as_one(session: &mut Session, messages: &[Sendable<'_>]) -> R
     let line = frames::frame(&one, Kind::Asks, &stamp)?.line;
     let turn_at = session.record.len();
     session.open_gate()?;
+    ticket.sending()?;
     session.ask(line.into_bytes().into(), uuid, turn_at)?;
     for (n, message) in messages.iter().enumerate() {
         session.record.push(message, (n == 0).then_some(uuid));

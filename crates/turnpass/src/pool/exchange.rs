@@ -85,6 +85,10 @@ pub(crate) struct Outcome {
     pub(crate) has_begun: bool,
 }
 
+fn died(ended: &Ended) -> bool {
+    matches!(ended, Ended::Failed(error) if error.code() == ErrorCode::ProcessExit)
+}
+
 /// One generation.
 pub(crate) struct Exchange<'a> {
     session: &'a mut Session,
@@ -171,6 +175,10 @@ impl<'a> Exchange<'a> {
             }
             other => other,
         };
+        if self.is_silent && died(&ended) {
+            // Without a word of the CLI it had not taken the message.
+            self.ticket.not_sent();
+        }
         self.ticket.spent(&self.answer.turn().usage());
         Outcome {
             ended,

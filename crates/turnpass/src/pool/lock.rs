@@ -45,7 +45,7 @@ impl SessionLock {
 }
 
 /// Whether the file is the one of this name.
-fn is_at(file: &File, path: &Path) -> Option<bool> {
+pub(crate) fn is_at(file: &File, path: &Path) -> Option<bool> {
     Some(fs::metadata(path).ok()?.ino() == file.metadata().ok()?.ino())
 }
 

@@ -65,7 +65,7 @@ impl Inner {
                 return Err(error.into());
             }
         };
-        let delivered = self.deliver(call, &mut session, plan.deliver);
+        let delivered = self.deliver(call, &mut session, plan.deliver, &ticket);
         let turn_at = match unless_cancelled(call, delivered).await {
             Some(Ok(turn_at)) => turn_at,
             // What it was told of the history until now is not known.
@@ -295,13 +295,9 @@ impl Inner {
         let running = Running(tokio::sync::Mutex::new(session));
         let asked = Asked::of(call.prepared.request);
         let notifier = call.events.notifier();
-        let ticket = self
-            .guard
+        self.guard
             .before_on(asked, notifier, &call.cancelled, Some(&running))
-            .await?;
-        // The line is what comes next.
-        ticket.sending()?;
-        Ok(ticket)
+            .await
     }
 }
 

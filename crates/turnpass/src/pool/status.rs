@@ -4,7 +4,7 @@
 //! nothing that was said.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::keys::Key;
+use super::lock;
 use crate::event::{Plan, PlanKind};
 
 /// The folder of these files in the pool's part of the state directory.
@@ -22,6 +23,8 @@ const STATUS: &str = "status";
 const FILE_BYTES: u64 = 1024 * 1024;
 /// Most files that are looked at; each running program has one.
 const FILES: usize = 1000;
+/// How often a file is looked at that is replaced meanwhile: a look takes far less than a [`WRITE_PAUSE`].
+const LOOKS: u32 = 3;
 /// Shortest time between two writes: what a person looks at need not be newer, and a disk is written to at most so often
 /// however fast the tools of the host are.
 const WRITE_PAUSE: Duration = Duration::from_millis(100);
@@ -106,6 +109,8 @@ struct Shared {
 struct Kept {
     path: Option<PathBuf>,
     bytes: Vec<u8>,
+    /// The file that stands there, locked: its lock ends with this program, however that ends, and tells readers so.
+    held: Option<fs::File>,
     /// How often it was written or removed.
     writes: u64,
     /// Nothing is written any more.
@@ -129,6 +134,7 @@ impl Board {
             file: Mutex::new(Kept {
                 path,
                 bytes: Vec::new(),
+                held: None,
                 writes: 0,
                 closed: false,
             }),
@@ -209,10 +215,14 @@ impl Kept {
             return Ok(());
         }
         self.writes += 1;
-        match bytes.is_empty() {
-            true => fs::remove_file(path)?,
-            false => write(path, &bytes)?,
-        }
+        // The lock of the old file goes after the new one has taken its place, so what stands there is always locked.
+        self.held = match bytes.is_empty() {
+            true => {
+                fs::remove_file(path)?;
+                None
+            }
+            false => Some(write(path, &bytes)?),
+        };
         self.bytes = bytes;
         Ok(())
     }
@@ -228,7 +238,8 @@ async fn write_changes(shared: Arc<Shared>) {
     }
 }
 
-fn write(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
+/// Puts a file there whose lock is held as long as what is returned is kept.
+fn write(file: &Path, bytes: &[u8]) -> std::io::Result<fs::File> {
     use std::io::Write;
     use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
     let folder = file.parent().unwrap_or(Path::new("/"));
@@ -245,7 +256,10 @@ fn write(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
         .mode(0o600)
         .open(&next)?;
     opened.write_all(bytes)?;
-    fs::rename(&next, file)
+    // Where files have no locks, readers look at the number of the process.
+    let _ = opened.try_lock();
+    fs::rename(&next, file)?;
+    Ok(opened)
 }
 
 /// What the pools of running programs show, read from the state directory. Files of programs that are gone are removed.
@@ -261,18 +275,7 @@ pub fn read(state_dir: &Path) -> Vec<PoolStatus> {
             remove_old(&path);
             continue;
         }
-        let status = fs::metadata(&path)
-            .ok()
-            .filter(|meta| meta.len() <= FILE_BYTES)
-            .and_then(|_| fs::read(&path).ok())
-            .and_then(|bytes| serde_json::from_slice::<PoolStatus>(&bytes).ok());
-        match status {
-            Some(status) if is_running(status.host_pid) => all.push(status),
-            Some(_) => {
-                let _ = fs::remove_file(&path);
-            }
-            None => {}
-        }
+        all.extend((0..LOOKS).find_map(|_| look(&path)).flatten());
     }
     all.sort_by_key(|status| status.host_pid);
     all
@@ -289,8 +292,45 @@ fn remove_old(path: &Path) {
     }
 }
 
-/// Whether there is a process of this number. One that took the number of a program that is gone shows its file until it
-/// ends; the file says when each process was started.
+/// What a file shows, if its program still runs; a file of a program that is gone is removed. `None` when it has just been
+/// replaced, so that it is to be looked at once more.
+///
+/// The lock tells the two apart. The number of the process would not: another may have it by now, and a program in another
+/// container has its number in another list.
+fn look(path: &Path) -> Option<Option<PoolStatus>> {
+    let Some((file, status)) = open(path) else {
+        return Some(None);
+    };
+    let runs = match file.try_lock_shared() {
+        Err(TryLockError::WouldBlock) => true,
+        Err(TryLockError::Error(_)) => is_running(status.host_pid),
+        Ok(()) => false,
+    };
+    if runs {
+        return Some(Some(status));
+    }
+    // Nobody holds what was opened. If it still stands there, then nobody is left to replace it.
+    match lock::is_at(&file, path) {
+        Some(true) => {
+            let _ = fs::remove_file(path);
+            Some(None)
+        }
+        Some(false) => None,
+        None => Some(None),
+    }
+}
+
+fn open(path: &Path) -> Option<(fs::File, PoolStatus)> {
+    use std::io::Read;
+    let file = fs::File::open(path).ok()?;
+    let mut bytes = Vec::new();
+    (&file).take(FILE_BYTES + 1).read_to_end(&mut bytes).ok()?;
+    let is_whole = bytes.len() as u64 <= FILE_BYTES;
+    let status = is_whole.then(|| serde_json::from_slice(&bytes).ok())??;
+    Some((file, status))
+}
+
+/// Whether there is a process of this number.
 fn is_running(pid: u32) -> bool {
     let pid = i32::try_from(pid)
         .ok()

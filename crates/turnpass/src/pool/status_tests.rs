@@ -129,6 +129,59 @@ async fn files_of_programs_that_are_gone_are_removed() {
 }
 
 #[test]
+fn a_file_of_a_killed_program_is_not_taken_for_that_of_the_process_that_got_its_number() {
+    let state = tempfile::tempdir().unwrap();
+    let path = state.path().join("pool").join(STATUS).join("1.json");
+    let own = PoolStatus {
+        host_pid: std::process::id(),
+        sessions: vec![shown("a", 1)],
+    };
+    let held = write(&path, &serde_json::to_vec(&own).unwrap()).unwrap();
+    assert_eq!(read(state.path()), [own]);
+    // As the system does for a program that was killed.
+    drop(held);
+    assert!(read(state.path()).is_empty());
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_file_that_is_replaced_while_it_is_read_is_not_taken_for_a_left_over() {
+    let state = tempfile::tempdir().unwrap();
+    let path = state.path().join("pool").join(STATUS).join("1.json");
+    let bytes = |generations| {
+        let sessions = vec![shown("a", generations)];
+        let host_pid = std::process::id();
+        serde_json::to_vec(&PoolStatus { host_pid, sessions }).unwrap()
+    };
+    let mut held = write(&path, &bytes(0)).unwrap();
+    let opened = open(&path).unwrap().0;
+    held = {
+        let next = write(&path, &bytes(1)).unwrap();
+        drop(held);
+        next
+    };
+    assert_eq!(lock::is_at(&opened, &path), Some(false));
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            for _ in 0..2_000 {
+                // It may be replaced more often than it is looked at; it is never removed.
+                let read = read(state.path());
+                assert!(read.iter().all(|one| one.sessions.len() == 1));
+                assert!(path.exists());
+            }
+        });
+        let mut generations = 1;
+        while !reading.is_finished() {
+            generations += 1;
+            held = write(&path, &bytes(generations)).unwrap();
+        }
+        reading.join().unwrap();
+    });
+    assert_eq!(read(state.path()).len(), 1);
+    drop(held);
+}
+
+#[test]
 fn a_long_key_is_cut() {
     let plan = Plan {
         kind: PlanKind::Fresh,

@@ -233,7 +233,7 @@ impl Inner {
             return Err(error.clone().into());
         }
         let from = errand.takes_up.map_or(0, |source| source.len);
-        let told = self.deliver(call, &mut session, Deliver::Messages { from });
+        let told = self.deliver(call, &mut session, Deliver::Messages { from }, &ticket);
         let Some(told) = unless_cancelled(call, told).await else {
             self.table.discard(session);
             return Err(Failed::Cancelled);
@@ -347,7 +347,7 @@ impl Inner {
                 forget_state: false,
             })
         };
-        let told = self.deliver(call, &mut session, plan.deliver);
+        let told = self.deliver(call, &mut session, plan.deliver, ticket);
         let Some(told) = unless_cancelled(call, told).await else {
             self.table.discard(session);
             return Err(Failed::Cancelled);

@@ -1,5 +1,7 @@
 //! The live processes of a pool: one seat for each key, places within the memory budget, one spare.
 
+mod spare;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,9 +12,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::spare::Spare;
 use super::keys::Key;
 use super::launcher::{Launcher, Shape, Stored};
-use super::options::ToolCarrier;
 use super::session::{Phase, Session};
 use super::status::{Board, Shown};
 use crate::cli::places::{Place, Places};
@@ -50,13 +52,6 @@ pub(crate) struct Table {
     closing: CancellationToken,
     /// Credits came into use: no process is kept any more.
     halted: AtomicBool,
-}
-
-/// A process that was told nothing yet.
-#[derive(Debug)]
-enum Spare {
-    Coming,
-    Ready(Box<Session>, String),
 }
 
 impl Table {
@@ -130,99 +125,6 @@ impl Table {
             .await
     }
 
-    async fn program(&self) -> Result<String> {
-        let found = self.launcher.installed.checked().await?;
-        let path = found.executable.path.display();
-        // A spare that was started before a plugin was learned has it.
-        let learned = self.launcher.learned_plugins();
-        Ok(format!("{path} {} {learned:?}", found.version))
-    }
-
-    async fn take_spare(&self, shape: &Shape) -> Result<Option<Session>> {
-        // One of another shape is kept for those that it fits.
-        if !matches!(&*self.spare(), Some(Spare::Ready(session, _)) if session.shape == *shape) {
-            return Ok(None);
-        }
-        let program = self.program().await?;
-        // A success is kept for a while, so this asks nobody when the spare has just been started.
-        self.launcher.installed.signed_in().await?;
-        let taken = {
-            let mut spare = self.spare();
-            match spare.take() {
-                Some(Spare::Ready(session, of)) => Some((session, of)),
-                other => {
-                    *spare = other;
-                    None
-                }
-            }
-        };
-        let Some((session, of)) = taken else {
-            return Ok(None);
-        };
-        if of == program && session.shape == *shape && session.is_alive() {
-            return Ok(Some(*session));
-        }
-        self.end(*session);
-        Ok(None)
-    }
-
-    /// Starts a process ahead of the next conversation, if the budget has a free place.
-    pub(crate) fn keep_spare(self: &Arc<Self>, shape: &Shape, tools: ToolCarrier) {
-        // A listener's tools are told to a process with its start, when nobody knows yet which they will be.
-        if tools == ToolCarrier::Http {
-            return;
-        }
-        let ends = self.closing.is_cancelled() || self.halted.load(Ordering::Relaxed);
-        if !self.keeps_spare || !shape.persists || ends {
-            return;
-        }
-        // A conversation that waits for a place needs it more.
-        let Ok(_nobody_waits) = self.makes_room.try_lock() else {
-            return;
-        };
-        {
-            let mut spare = self.spare();
-            match &*spare {
-                Some(Spare::Coming) => return,
-                Some(Spare::Ready(session, _)) if session.shape == *shape => return,
-                _ => {}
-            }
-            let Some(place) = self.places.take() else {
-                return;
-            };
-            if let Some(Spare::Ready(session, _)) = spare.replace(Spare::Coming) {
-                self.end(*session);
-            }
-            self.spawn_spare(shape.clone(), place);
-        }
-    }
-
-    fn spawn_spare(self: &Arc<Self>, shape: Shape, place: Place) {
-        let (table, closing) = (Arc::clone(self), self.closing.clone());
-        self.tasks.spawn(async move {
-            let coming = Coming(&table);
-            let made = async {
-                let program = table.program().await?;
-                let mut session = table
-                    .launcher
-                    .start(&shape, "spare", None, None, place)
-                    .await?;
-                session.warm_up().await?;
-                Ok::<_, Error>((session, program))
-            };
-            let made = tokio::select! {
-                () = closing.cancelled() => return,
-                made = made => made,
-            };
-            match made {
-                Ok((session, program)) => coming.ready(session, program),
-                // A spare that could not be made costs nobody anything: the next conversation starts its own process and
-                // says what is wrong.
-                Err(error) => tracing::debug!(code = %error.code(), "no spare process"),
-            }
-        });
-    }
-
     /// A place within the budget, for which the process that was idle longest is ended if need be.
     async fn place(&self) -> Result<Place> {
         let _first = self.makes_room.lock().await;
@@ -254,34 +156,22 @@ impl Table {
     /// Ends the spare, else the idle process that was used least lately, else one that waits for results of tools. False
     /// when all are at work.
     fn evict(&self) -> bool {
-        let spare = {
-            let mut spare = self.spare();
-            match spare.take() {
-                Some(Spare::Ready(session, _)) => Some(session),
-                other => {
-                    *spare = other;
-                    None
-                }
-            }
-        };
-        if let Some(session) = spare {
-            self.end(*session);
+        if let Some(spare) = self.take_ready_spare(|_| true) {
+            self.end(spare);
             return true;
         }
-        let free: Vec<_> = {
+        let oldest = {
+            // To its end, so that nobody who looks for free seats meanwhile takes one for held that is only looked at.
             let seats = self.seats();
-            seats
-                .iter()
-                .filter_map(|(key, seat)| {
-                    let held = Arc::clone(&seat.session).try_lock_owned().ok()?;
-                    held.is_some().then(|| (key.clone(), seat.used, held))
-                })
-                .collect()
+            let free = seats.iter().filter_map(|(key, seat)| {
+                let held = Arc::clone(&seat.session).try_lock_owned().ok()?;
+                held.is_some().then(|| (key.clone(), seat.used, held))
+            });
+            free.min_by_key(|(_, used, held)| {
+                let parked = held.as_ref().is_some_and(|s| s.phase() != Phase::Idle);
+                (parked, *used)
+            })
         };
-        let oldest = free.into_iter().min_by_key(|(_, used, held)| {
-            let parked = held.as_ref().is_some_and(|s| s.phase() != Phase::Idle);
-            (parked, *used)
-        });
         let Some((key, _, mut held)) = oldest else {
             return false;
         };
@@ -353,9 +243,7 @@ impl Table {
                 self.end(session);
             }
         }
-        if let Some(Spare::Ready(session, _)) = self.take_any_spare() {
-            self.end(*session);
-        }
+        self.end_spare();
         self.board.clear();
     }
 
@@ -409,9 +297,7 @@ impl Table {
         self.close();
         let ended = async {
             let seats: Vec<_> = self.seats().drain().map(|(_, seat)| seat.session).collect();
-            if let Some(Spare::Ready(session, _)) = self.take_any_spare() {
-                self.end(*session);
-            }
+            self.end_spare();
             for seat in seats {
                 // Its holder sees the closing and lets go.
                 if let Some(session) = seat.lock().await.take() {
@@ -430,10 +316,6 @@ impl Table {
         })
     }
 
-    fn take_any_spare(&self) -> Option<Spare> {
-        self.spare().take()
-    }
-
     /// The number of live processes, spare not counted.
     pub(crate) fn live(&self) -> usize {
         self.board.len()
@@ -441,36 +323,6 @@ impl Table {
 
     fn seats(&self) -> MutexGuard<'_, HashMap<Key, Seat>> {
         self.seats.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn spare(&self) -> MutexGuard<'_, Option<Spare>> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A spare that is being made; forgotten however that ends.
-struct Coming<'a>(&'a Table);
-
-impl Coming<'_> {
-    fn ready(self, session: Session, program: String) {
-        let mut spare = self.0.spare();
-        // A shutdown that has emptied the place would leave this one behind.
-        if self.0.closing.is_cancelled() || self.0.halted.load(Ordering::Relaxed) {
-            drop(spare);
-            return self.0.end(session);
-        }
-        *spare = Some(Spare::Ready(Box::new(session), program));
-        drop(spare);
-        self.0.rests();
-    }
-}
-
-impl Drop for Coming<'_> {
-    fn drop(&mut self) {
-        let mut spare = self.0.spare();
-        if matches!(&*spare, Some(Spare::Coming)) {
-            *spare = None;
-        }
     }
 }
 

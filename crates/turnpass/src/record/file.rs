@@ -133,7 +133,7 @@ impl RecordFile {
 /// Reads the records of a folder, oldest file first, and gives each to `each`. Returns how many lines were no records; a
 /// folder or file that is not there has none.
 ///
-/// Blocking. Nothing is held but one line.
+/// Blocking. Nothing is held but one line, and the files that were there when it began.
 ///
 /// # Errors
 ///
@@ -147,14 +147,23 @@ pub fn read(folder: &Path, mut each: impl FnMut(StreamRecord)) -> Result<u64> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         opened => opened.map_err(failed)?,
     };
-    let mut skipped = 0;
-    // A file may be turned over while this reads: then its records are met again under the older name or not at all,
-    // which a look at a log can bear.
-    for number in (0..=OLDER_FILES_READ).rev() {
-        match opened.read(&older(number)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            file => skipped += read_file(file.map_err(failed)?, &mut each).map_err(failed)?,
+    let mut files: Vec<((u64, u64), File)> = Vec::new();
+    // All are opened before one is read, the newest first: files that are turned over meanwhile only come to stand where
+    // this looks later, so none is missed, and one that is met again is known by what it is.
+    for number in 0..=OLDER_FILES_READ {
+        let file = match opened.read(&older(number)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            file => file.map_err(failed)?,
+        };
+        let state = file.metadata().map_err(failed)?;
+        let identity = (state.dev(), state.ino());
+        if !files.iter().any(|(known, _)| *known == identity) {
+            files.push((identity, file));
         }
+    }
+    let mut skipped = 0;
+    for (_, file) in files.into_iter().rev() {
+        skipped += read_file(file, &mut each).map_err(failed)?;
     }
     Ok(skipped)
 }

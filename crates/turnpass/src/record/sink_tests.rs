@@ -57,6 +57,39 @@ async fn the_file_is_private_and_is_turned_over() {
     assert_eq!(left, wanted);
 }
 
+#[tokio::test]
+async fn files_that_are_turned_over_while_they_are_read_are_read_once_and_whole() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("records");
+    let sink = RecordSink::open_with(folder.clone(), SMALL).unwrap();
+    fail_one(&sink, 0);
+    assert!(sink.flush().await);
+    let mut one = None;
+    read(&folder, |record| one = Some(record)).unwrap();
+    let mut one = one.unwrap();
+    let mut file = RecordFile::open(&folder, SMALL).unwrap();
+    let mut write = |numbers: std::ops::Range<usize>| {
+        for number in numbers {
+            one.error.as_mut().unwrap().detail = format!("number {number}");
+            file.append(&one).unwrap();
+        }
+    };
+    write(1..25);
+    let mut found = Vec::new();
+    read(&folder, |record| {
+        if found.is_empty() {
+            write(25..45);
+        }
+        found.push(record.error.unwrap().detail);
+    })
+    .unwrap();
+    let wanted: Vec<_> = (0..25).map(|n| format!("number {n}")).collect();
+    assert_eq!(found[..25], wanted);
+    let met: std::collections::BTreeSet<_> = found.iter().collect();
+    assert_eq!(met.len(), found.len(), "none is met twice");
+    assert!(folder.join(format!("{RECORD_FILE}.2")).exists());
+}
+
 /// Not a test of its own: the next ones start this one in other processes.
 #[test]
 fn play_a_writer() {

@@ -146,7 +146,22 @@ fn number(value: &str) -> Option<f64> {
 }
 
 fn epoch_seconds(value: &str) -> Option<u64> {
-    value.parse().ok()
+    value.parse().ok().and_then(epoch_s)
+}
+
+/// From here on a number is no count of seconds since the epoch (that would be the year 5138) but one of milliseconds.
+const MILLISECONDS_FROM: f64 = 1e11;
+
+/// A time in seconds or in milliseconds since the epoch, both of which have been seen; `None` for what is neither.
+pub fn epoch_s(number: f64) -> Option<u64> {
+    let seconds = match number {
+        MILLISECONDS_FROM.. => number / 1000.0,
+        _ => number,
+    };
+    // `as` saturates, and the filter leaves nothing that it would have to.
+    (0.0..MILLISECONDS_FROM)
+        .contains(&seconds)
+        .then_some(seconds as u64)
 }
 
 /// `rate_limit_info` of the CLI's `rate_limit_event`.
@@ -204,11 +219,8 @@ impl RateLimitInfo {
 }
 
 fn seconds<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    let seconds: Option<f64> = lenient::option(deserializer)?;
-    // `as` saturates, and the filter leaves nothing that it would have to.
-    Ok(seconds
-        .filter(|seconds| (0.0..1e15).contains(seconds))
-        .map(|seconds| seconds as u64))
+    let number: Option<f64> = lenient::option(deserializer)?;
+    Ok(number.and_then(epoch_s))
 }
 
 fn windows<'de, D>(deserializer: D) -> Result<BTreeMap<String, Window>, D::Error>
@@ -257,6 +269,27 @@ mod tests {
         assert_eq!(headers.windows["5h"].status, Some(LimitStatus::Rejected));
         assert_eq!(headers.windows["7d"].utilization, None);
         assert_eq!(headers.windows["7d"].surpassed_threshold, Some(0.75));
+    }
+
+    #[test]
+    fn a_time_is_one_in_seconds_and_in_milliseconds_and_nothing_else_is() {
+        for (number, wanted) in [
+            (1_796_074_134.0, Some(1_796_074_134)),
+            (1_796_074_134.9, Some(1_796_074_134)),
+            (1_796_074_134_000.0, Some(1_796_074_134)),
+            (0.0, Some(0)),
+            (-1.0, None),
+            (1e300, None),
+            (f64::NAN, None),
+            (f64::INFINITY, None),
+        ] {
+            assert_eq!(epoch_s(number), wanted, "{number}");
+        }
+        let read = info(r#"{"resetsAt":1796074134000}"#).unwrap();
+        assert_eq!(read.reset_epoch_s, Some(1_796_074_134));
+        let header = [("anthropic-ratelimit-unified-reset", "1796074134000")];
+        let read = UnifiedHeaders::read(header).unwrap();
+        assert_eq!(read.reset_epoch_s, Some(1_796_074_134));
     }
 
     #[test]

@@ -90,6 +90,13 @@ fn a_process_that_stood_ready_is_fitted() {
             "other tools",
         ),
         (
+            "another place needs another process",
+            ready().with(|s| s.wants.place = Digest::of(b"other")),
+            reseed(),
+            Fresh,
+            "another place",
+        ),
+        (
             "a history is given to it",
             ready().with(|s| s.history = grown()),
             (set(false), from(0)),
@@ -116,6 +123,58 @@ fn a_process_that_stood_ready_is_fitted() {
             reseed(),
             Fresh,
             "the model changed, and the live conversation has no point",
+        ),
+    ]);
+}
+
+#[test]
+fn what_only_looks_like_the_live_conversation_s_continuation() {
+    use PlanKind::{Continued, Reseeded};
+    let unanswered = || {
+        let mut record = spoken(&[grown(), vec![said("d", &[])]].concat());
+        record.cut(3);
+        (record, settings())
+    };
+    check(vec![
+        (
+            "a message that was asked and never answered is not asked by saying nothing",
+            scene().with(|s| s.live = Some(unanswered())),
+            reseed(),
+            Reseeded,
+            "the history ends before the live conversation does",
+        ),
+        (
+            "nor in a fork that begins after it",
+            scene().with(|s| {
+                let mut live = unanswered();
+                live.0.resume_after(at(2));
+                s.live = Some(live);
+                s.wants.model = ModelId::from("n");
+            }),
+            reseed(),
+            Reseeded,
+            "nothing follows the last point",
+        ),
+        (
+            "a call that keeps no state forks no conversation that does",
+            scene().with(|s| {
+                s.wants.model = ModelId::from("n");
+                s.keeps_state = false;
+            }),
+            reseed(),
+            Reseeded,
+            "the live conversation has no point to fork it at",
+        ),
+        (
+            "a tool may say what the normaliser says of a missing result",
+            parked().with(|s| {
+                let results = ["c1", "c2", "bad"];
+                let results = results.map(|name| ToolResult::text(id(name), MISSING));
+                *s.history.last_mut().unwrap() = Message::results(results);
+            }),
+            (set(false), Deliver::Answers),
+            Continued,
+            "the open calls are answered",
         ),
     ]);
 }

@@ -115,13 +115,15 @@ fn bug_082_every_rewrite_of_a_result_is_seen() {
     for other in [
         ToolResult::text(id("c1"), "R"),
         ToolResult::error(id("c1"), "r"),
-        two,
+        two.clone(),
     ] {
         assert_eq!(shared(&was, &history(other)), 2);
     }
     let mut beside = was.clone();
     beside[2].content.push(Block::text("r"));
     assert_eq!(shared(&was, &beside), 2);
+    // The same texts, of which the second is the tool's once and the user's once.
+    assert_eq!(shared(&history(two), &beside), 2);
 }
 
 #[test]
@@ -139,6 +141,10 @@ fn documents_are_compared_with_their_titles() {
         document("text", "d", None),
         document("text", "d", None)
     ));
+    assert!(!same(
+        document("text", "d", Some("one")),
+        document("text", "d", Some("two"))
+    ));
     for other in [
         document("text", "D", None),
         document("text", "d", Some("")),
@@ -153,7 +159,12 @@ fn documents_are_compared_with_their_titles() {
 fn answers_are_compared_by_their_calls_in_order_and_by_their_text() {
     let same = |was: Message, is: Message| {
         let around = |answer: Message| vec![Message::user("a"), answer, Message::user("e")];
-        shared(&around(was), &around(is)) == 3
+        // What differs is the answer itself, not only what stands for its results behind it.
+        match shared(&around(was), &around(is)) {
+            1 => false,
+            3 => true,
+            other => panic!("{other}"),
+        }
     };
     assert!(same(said("b", &[]), said("\n b \t", &[])));
     assert!(!same(said("b", &[]), said("B", &[])));
@@ -238,6 +249,11 @@ fn a_placeholder_may_stand_where_an_image_stood_and_nowhere_else() {
     }
     for other in [
         with(Block::text("look, a cat")),
+        with(Block::text("[a note that goes on")),
+        with(Block::Document(Document {
+            source: Source::Url { url: "u".into() },
+            title: None,
+        })),
         with(Block::text(format!("[{}]", "x".repeat(300)))),
         user(vec![
             Block::text("[image removed]"),
@@ -316,6 +332,16 @@ fn points_are_where_no_call_is_open_and_go_with_a_cut() {
     record.resume_after(two);
     let point = record.point().unwrap();
     assert_eq!((point.len, point.at), (2, one));
+    assert_eq!(record.point_within(2), Some(point));
+    assert_eq!(record.point_within(1), None);
+    // The same for an answer with open calls that was told and not heard.
+    let told = [Message::user("a"), said("b", &["c1"]), Message::user("c")];
+    let mut telling = Record::new();
+    for message in &normal(&told).messages[..2] {
+        telling.push(message, None);
+    }
+    telling.resume_after(two);
+    assert_eq!(telling.point(), None);
     assert_eq!(record.line(2), Some(two));
     assert_eq!(record.last_line(), Some(two));
     let fork = record.fork(2);
@@ -336,6 +362,18 @@ fn points_are_where_no_call_is_open_and_go_with_a_cut() {
         tainted.is_touched(),
         "it is no longer as a process that stands ready"
     );
+}
+
+#[test]
+fn a_line_to_rewind_to_is_one_of_the_user_s() {
+    let history = [Message::user("a"), said("b", &[]), Message::user("c")];
+    let mut record = Record::new();
+    for (n, message) in (1..).zip(&normal(&history).messages[..2]) {
+        record.push(message, Some(Uuid::from_u128(n)));
+    }
+    assert_eq!(record.line(0), Some(Uuid::from_u128(1)));
+    assert_eq!(record.line(1), None);
+    assert_eq!(record.last_line(), Some(Uuid::from_u128(1)));
 }
 
 /// Turns of a question, a call, its result and an answer, of about so many bytes each message.

@@ -111,6 +111,15 @@ fn what_an_adopted_conversation_stores_fits_the_same_histories() {
     assert!(first.is_checkpoint_of(&answered(&history), Uuid::from_u128(7), Digest::of(b"f")));
     assert!(!first.is_checkpoint_of(&answered(&history), Uuid::from_u128(8), Digest::of(b"f")));
     assert!(!first.is_checkpoint_of(&answered(&history), Uuid::from_u128(7), Digest::of(b"g")));
+    let same =
+        |record: &Record| first.is_checkpoint_of(record, Uuid::from_u128(7), Digest::of(b"f"));
+    let mut elsewhere = recorded(&history);
+    elsewhere.push_answer(&said("answer", &[]), Some(Uuid::from_u128(10)));
+    assert!(!same(&elsewhere), "another point");
+    assert!(!same(&answered(&[Message::user("other")])), "other words");
+    let mut tainted = answered(&history);
+    tainted.taint();
+    assert!(!same(&tainted));
     let mut further = answered(&history);
     further.push(&normalised.messages[0], None);
     assert!(!first.is_checkpoint_of(&further, Uuid::from_u128(7), Digest::of(b"f")));
@@ -164,7 +173,21 @@ fn what_is_no_state_of_ours_is_refused_with_a_reason() {
             "damaged",
         ),
     ];
-    for (text, why) in table {
+    let none = "0000000000000000";
+    let shapes = [
+        // Out of order.
+        format!("[0,2,[[1,\"{none}\"],[0,\"{none}\"]],[]]"),
+        "[0,1,[],[1,0]]".to_owned(),
+        "[1,1,[],[]],[0,1,[],[]]".to_owned(),
+        // No fingerprint.
+        "[0,1,[[0,\"000000000000000\"]],[]]".to_owned(),
+        "[0,1,[[0,\"+000000000000001\"]],[]]".to_owned(),
+    ];
+    let shapes = shapes.map(|shape| {
+        let text = change("\"at\":", &format!("\"shapes\":[{shape}],\"at\":"));
+        (text, "damaged")
+    });
+    for (text, why) in table.into_iter().chain(shapes) {
         let refused = decode(&BackendState(text)).unwrap_err();
         assert!(refused.0.starts_with("the stored state cannot be used: "));
         assert!(refused.0.contains(why), "{}", refused.0);
